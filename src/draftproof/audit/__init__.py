@@ -1,0 +1,1 @@
+"""Proof and audit of losslessness."""

@@ -1,0 +1,286 @@
+"""The contracts, on one page: what flows between target, drafter, controller, rule and commit.
+
+A round: the controller plans, the drafter proposes a `Draft` (a tree of tokens, each with the law it came from), the
+target scores it in one forward, a rule turns draft and laws into a `Verdict`, and commit decides what is kept.
+Everything is a tree; a chain is the tree whose parents are -1, 0, 1, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Shaped
+
+ROOT = -1
+"""The parent of a draft's first nodes: the last committed token."""
+
+Row = Shaped[np.ndarray, " v"]
+"""One probability law over the vocabulary: float64 in production, `Fraction` objects in a proof."""
+
+Session = Any
+"""What a target or a drafter keeps for one request. Only the one that opened it looks inside."""
+
+
+class Purpose(IntEnum):
+    """What a draw is for. Draws of different purpose never share noise, but for TOKEN, whose point is to share."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    REPLACE = 2
+    TOKEN = 3
+
+
+class Key(NamedTuple):
+    """Names one draw of one request. The same key is the same noise.
+
+    root: committed tokens when the round began. It names the round, so that a position visited again after a
+        rejection gets fresh noise (by position alone, block verification is biased).
+    depth: distance from the last committed token, counted from 0.
+    node: the node's index in the draft.
+    """
+
+    root: int
+    depth: int
+    purpose: Purpose
+    node: int = 0
+
+
+def token_key(position: int) -> Key:
+    """The coupled noise of one absolute position, shared by drafter, target and every node at that depth."""
+    return Key(position, 0, Purpose.TOKEN)
+
+
+class Chance(Protocol):
+    """The only source of randomness. A request owns one; nothing else about the request is in its keys."""
+
+    def uniform(self, key: Key) -> Any:
+        """The uniform on (0, 1) behind `coin(·, key)`: pure, so a trace can recompute it."""
+        ...
+
+    def coin(self, prob: Any, key: Key) -> bool:
+        """True with probability `prob`: strict, so prob 0 never and prob 1 always succeeds, and neither takes noise."""
+        ...
+
+    def pick(self, weights: Row, key: Key, k: int = 1) -> tuple[int, ...]:
+        """`k` distinct indices, drawn in order without replacement, with probability proportional to `weights`."""
+        ...
+
+
+class Kind(IntEnum):
+    """How a drafted token came about, which decides the law it must be verified against."""
+
+    CHOSEN = 0  # picked by looking, not by chance (n-gram, argmax): its law is the point mass
+    SAMPLED = 1  # drawn with the drafter's own noise from a law that the draft carries
+    COUPLED = 2  # drawn with the target's own noise: valid under the coupled rule alone
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a drafter proposes. Node i is `tokens[i]`, child of node `parents[i]` (ROOT: of the last committed token).
+
+    root: committed tokens when the round began. Parents precede their children. `rows[row_of[i]]` is the very array
+    that node i was drawn from (row_of -1: CHOSEN, no law but the point mass). Nobody recomputes it.
+    """
+
+    root: int
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    kind: tuple[Kind, ...] = ()
+    origin: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    row_of: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        n = len(self.tokens)
+        lengths = {len(self.parents), len(self.kind), len(self.origin), len(self.row_of)}
+        if lengths != {n}:
+            raise ValueError(f"draft: {n} tokens need as many parents, kinds, origins and row_of, got {lengths}")
+        for i, parent in enumerate(self.parents):
+            if not ROOT <= parent < i:
+                raise ValueError(f"draft: node {i} has parent {parent}; parents precede their children")
+        for i, (kind, row) in enumerate(zip(self.kind, self.row_of, strict=True)):
+            if kind is Kind.SAMPLED and not 0 <= row < len(self.rows):
+                raise ValueError(f"draft: sampled node {i} has no law (row_of {row}, {len(self.rows)} rows)")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(
+        cls, root: int, tokens: Sequence[int], kind: Kind = Kind.CHOSEN, origin: str = "", rows: Sequence[Row] = ()
+    ) -> Draft:
+        """A chain of one kind; `rows`, if given, holds one law a token."""
+        n = len(tokens)
+        row_of = tuple(range(n)) if rows else (-1,) * n
+        return cls(root, tuple(tokens), tuple(range(-1, n - 1)), (kind,) * n, (origin,) * n, tuple(rows), row_of)
+
+    def law(self, node: int) -> Row | None:
+        """The law node `node` was drawn from, None for a token that was chosen."""
+        return None if self.kind[node] is Kind.CHOSEN or self.row_of[node] < 0 else self.rows[self.row_of[node]]
+
+
+class Test(NamedTuple):
+    """One question a rule asked: was `node` accepted? prob is the coin's; None where the answer was a comparison."""
+
+    node: int
+    key: Key
+    p: Any
+    q: Any
+    prob: Any
+    accepted: bool
+
+
+Last = Literal["bonus", "replacement", "target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rule decided. `path` are the accepted nodes from the root; `tokens` is theirs plus the final token.
+
+    last: where the final token came from: "bonus" (everything drafted on the path was accepted), "replacement"
+    (something was rejected), "target" (nothing was drafted), None (no final token).
+    """
+
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    last: Last | None
+    tests: tuple[Test, ...] = ()
+    rounding: int = 0  # residuals that were empty by rounding alone, where p was drawn instead
+
+
+Rule = Callable[[Draft, Sequence[Row], Chance], Verdict]
+"""Pure. rows[0] is the law after the last committed token, rows[i + 1] the law after node i; read only if needed."""
+
+Law = Callable[[np.ndarray, Sequence[int]], Row]
+"""(logits row, committed and drafted tokens before it) -> the sampling law of that row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Logits of the rows that a feed wanted, in feed order: float32 [r, v]."""
+
+    logits: Shaped[np.ndarray, "r v"]
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Rows for one session: committed tokens whose KV is missing (a prompt, the pending token), then draft nodes.
+
+    tokens: all rows. The first `len(tokens) - len(parents)` are committed; the rest are the nodes, whose `parents`
+    count among the nodes (ROOT: the last committed token). want: rows whose logits are asked for; None means the
+    last committed row and every node.
+    """
+
+    session: Session
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...] = ()
+    want: tuple[int, ...] | None = None
+
+    @property
+    def committed(self) -> int:
+        return len(self.tokens) - len(self.parents)
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        return tuple(range(self.committed - 1, len(self.tokens))) if self.want is None else self.want
+
+
+class Target(Protocol):
+    """A causal language model with a cache a session. A drafter may be given one too.
+
+    Between rounds `cached(session)` = committed − 1: the last committed token is pending, the next forward writes it.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_context(self) -> int:
+        """Longest sequence the model takes, in tokens."""
+        ...
+
+    def open(self, capacity: int) -> Session:
+        """A session with room for `capacity` tokens."""
+        ...
+
+    def cached(self, session: Session) -> int: ...
+
+    def forward(self, feeds: Sequence[Feed]) -> list[Scores]: ...
+
+    def commit(self, sessions: Sequence[Session], paths: Sequence[Sequence[int]]) -> None:
+        """Keep the last feed's committed rows and the nodes on each path; forget its other nodes."""
+        ...
+
+    def truncate(self, session: Session, length: int) -> None:
+        """Forget everything cached beyond the first `length` tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a drafter may know of the request it drafts for."""
+
+    law: Law
+    vocab_size: int
+    capacity: int  # tokens that the request may grow to
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to draft this round: a chain of at most `depth` tokens. Depth 0 is plain decoding."""
+
+    depth: int = 0
+
+
+class Drafter(Protocol):
+    """Guesses tokens. Its state is a function of what was committed, never of what it proposed."""
+
+    def open(self, context: Context) -> Session: ...
+
+    def commit(self, sessions: Sequence[Session], tokens: Sequence[Sequence[int]]) -> None:
+        """Tokens that became part of the text; the prompt is the first commit."""
+        ...
+
+    def propose(self, sessions: Sequence[Session], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What happened in one round, after the cut. Statistics, traces and controllers derive from nothing else."""
+
+    draft: Draft
+    verdict: Verdict
+    tokens: tuple[int, ...]  # what was committed: verdict.tokens up to the cut
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that were committed."""
+        return min(len(self.verdict.path), len(self.tokens))
+
+    @property
+    def bonus(self) -> int:
+        """1 if the round's bonus token was committed, else 0."""
+        return int(self.verdict.last == "bonus" and len(self.tokens) == len(self.verdict.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a controller may look at before a round: all of it lies in the past."""
+
+    context: int  # committed tokens
+    remaining: int  # tokens that may still be emitted
+
+
+class Controller(Protocol):
+    """Decides how much to draft. Pure: the state is passed in and returned."""
+
+    def init(self) -> Any: ...
+
+    def plan(self, state: Any, load: Load) -> Plan: ...
+
+    def update(self, state: Any, step: Step) -> Any: ...

@@ -1,0 +1,114 @@
+"""The one commit function: what a round's tokens add to the text, cut token by token at the first reason to stop.
+
+Token ids, text and finish reason are cut at the same index here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from .sampling import SamplingParams
+
+
+class Detokenizer(Protocol):
+    """Turns a request's tokens into text, one at a time."""
+
+    def add(self, token: int) -> str:
+        """The text that `token` completes: "" while a character is still missing bytes."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end, without the remains of a broken character."""
+        ...
+
+
+@dataclass(slots=True)
+class Output:
+    """What one request has said so far. Only `commit` changes it.
+
+    limit: most tokens it may emit (max_tokens, or less where the context ends). released: characters of `text` that are
+    safe to show; the rest may yet turn out to be the beginning of a stop string.
+    """
+
+    params: SamplingParams
+    limit: int
+    end_ids: frozenset[int] = frozenset()  # the model's own end-of-sequence ids
+    detokenizer: Detokenizer | None = None
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    released: int = 0
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def remaining(self) -> int:
+        return self.limit - len(self.token_ids)
+
+    @property
+    def shown(self) -> str:
+        """The text that may be streamed: it is never taken back."""
+        return self.text[: self.released]
+
+
+def commit(output: Output, tokens: Sequence[int]) -> tuple[int, ...]:
+    """Append `tokens` until one ends the request (end of sequence, then stop string, then length); return those kept.
+
+    The ending token is kept among the ids. Text: an end-of-sequence or stop id adds none; a stop string and all that
+    follows it is cut away. Of several stop strings completed by one token the earliest in the text wins.
+    """
+    kept: list[int] = []
+    for token in tokens:
+        if output.finish_reason is not None:
+            break
+        kept.append(token)
+        output.token_ids.append(token)
+        _commit_one(output, token)
+    return tuple(kept)
+
+
+def _commit_one(output: Output, token: int) -> None:
+    params = output.params
+    if token in output.end_ids or token in params.stop_token_ids:
+        output.finish_reason = "stop"
+        output.stop_reason = None if token in output.end_ids else token
+    elif output.detokenizer is not None:
+        searched = len(output.text)
+        output.text += output.detokenizer.add(token)
+        _cut_at_stop(output, searched)
+    if output.finish_reason is None and output.remaining == 0:
+        output.finish_reason = "length"
+    if output.finish_reason is None:
+        output.released = len(output.text) - _withheld(output.text, params.stop)
+        return
+    if output.detokenizer is not None and output.stop_reason not in params.stop:
+        searched = len(output.text)
+        output.text += output.detokenizer.flush()
+        _cut_at_stop(output, searched)
+    output.released = len(output.text)
+
+
+def _cut_at_stop(output: Output, searched: int) -> None:
+    """End at the earliest stop string that reaches beyond the first `searched` characters, if there is one."""
+    hits = []
+    for stop in output.params.stop:
+        at = output.text.find(stop, max(0, searched - len(stop) + 1))
+        if at >= 0:
+            hits.append((at, -len(stop), stop))
+    if hits:
+        at, _, stop = min(hits)
+        output.text = output.text[:at]
+        output.finish_reason = "stop"
+        output.stop_reason = stop
+
+
+def _withheld(text: str, stops: Sequence[str]) -> int:
+    """Length of the longest end of `text` that begins a stop string."""
+    longest = 0
+    for stop in stops:
+        for size in range(min(len(stop) - 1, len(text)), longest, -1):
+            if text.endswith(stop[:size]):
+                longest = size
+                break
+    return longest

@@ -1,0 +1,7 @@
+"""Drafters: they guess, and can be as wrong as they like."""
+
+from .model import ModelDrafter
+from .ngram import NGramDrafter
+from .none import NoDrafter
+
+__all__ = ["ModelDrafter", "NGramDrafter", "NoDrafter"]

@@ -1,0 +1,76 @@
+"""A smaller causal language model as drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os.path import commonprefix
+
+from ..base import Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose, Row, Session, Target, token_key
+from ..laws import fit
+
+
+@dataclass(slots=True)
+class _Guide:
+    context: Context
+    model: Session
+    tokens: list[int] = field(default_factory=list)  # committed
+    fed: list[int] = field(default_factory=list)  # what the model's cache holds, drafted tokens included
+
+
+class ModelDrafter:
+    """Draws a chain from `model`, under the request's own sampling law.
+
+    kind: Kind.COUPLED draws with the target's noise (for the coupled rule), Kind.SAMPLED with noise of its own (for the
+    token and block rules). The draft carries the very arrays that the tokens were drawn from. The cache follows commits:
+    before drafting it is cut to what it shares with the committed text and fed what it lacks.
+    """
+
+    def __init__(self, model: Target, kind: Kind, name: str = "model") -> None:
+        if kind is Kind.CHOSEN:
+            raise ValueError("kind: a model drafter draws its tokens; it must be COUPLED or SAMPLED")
+        self._model, self._kind, self._name = model, kind, name
+
+    def open(self, context: Context) -> _Guide:
+        return _Guide(context, self._model.open(min(context.capacity, self._model.max_context)))
+
+    def commit(self, sessions: Sequence[_Guide], tokens: Sequence[Sequence[int]]) -> None:
+        for session, new in zip(sessions, tokens, strict=True):
+            session.tokens += new
+
+    def propose(self, sessions: Sequence[_Guide], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
+        return [self._propose(*each) for each in zip(sessions, plans, chances, strict=True)]
+
+    def _propose(self, guide: _Guide, plan: Plan, chance: Chance) -> Draft:
+        root = len(guide.tokens)
+        depth = min(plan.depth, self._model.max_context - root + 1)  # the last token drafted is never fed
+        if depth <= 0:
+            return Draft(root)
+        drafted: list[int] = []
+        rows: list[Row] = []
+        pending = self._repair(guide)
+        if max(pending) >= self._model.vocab_size:  # an id of the target's padding: this model has no embedding for it
+            return Draft(root)
+        for i in range(depth):
+            row = self._law_after(guide, pending, drafted)
+            key = token_key(root + i) if self._kind is Kind.COUPLED else Key(root, i, Purpose.DRAFT, i)
+            (token,) = chance.pick(row, key)
+            rows.append(row)
+            drafted.append(token)
+            pending = (token,)
+        return Draft.chain(root, drafted, self._kind, self._name, rows)
+
+    def _repair(self, guide: _Guide) -> tuple[int, ...]:
+        """Cut the cache to the committed text; return the committed tokens it lacks, at least the last one."""
+        keep = min(len(commonprefix([guide.fed, guide.tokens])), len(guide.tokens) - 1)
+        if keep < len(guide.fed):
+            self._model.truncate(guide.model, keep)
+            del guide.fed[keep:]
+        return tuple(guide.tokens[keep:])
+
+    def _law_after(self, guide: _Guide, pending: tuple[int, ...], drafted: Sequence[int]) -> Row:
+        [scores] = self._model.forward([Feed(guide.model, pending, want=(len(pending) - 1,))])
+        self._model.commit([guide.model], [()])
+        guide.fed += pending
+        logits = scores.logits[0][: guide.context.vocab_size]
+        return fit(guide.context.law(logits, [*guide.tokens, *drafted]), guide.context.vocab_size)

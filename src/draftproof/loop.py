@@ -1,0 +1,87 @@
+"""The oracle: the whole of speculative decoding for one request, on one screen, with everything passed in.
+
+The exact proofs run over this very function, and every faster form must agree with it token for token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+
+from .base import Chance, Context, Controller, Draft, Drafter, Feed, Law, Load, Row, Rule, Scores, Step, Target
+from .commit import Output, commit
+from .trees import path_to
+
+
+def decode(
+    prompt: Sequence[int],
+    output: Output,
+    *,
+    target: Target,
+    drafter: Drafter,
+    controller: Controller,
+    rule: Rule,
+    law: Law,
+    chance: Chance,
+    clock: Callable[[], float] = perf_counter,
+) -> Iterator[Step]:
+    """Continue `prompt` into `output`, a round at a time, until commit finds a reason to stop."""
+    lap = _Laps(clock)
+    history = list(prompt)
+    capacity = len(prompt) + output.limit
+    session = target.open(capacity)
+    guide = drafter.open(Context(law, target.vocab_size, capacity))
+    target.forward([Feed(session, tuple(prompt[:-1]), want=())])  # the last prompt token is the first pending one
+    target.commit([session], [()])
+    drafter.commit([guide], [prompt])
+    state = controller.init()
+    lap("prefill")
+    while output.finish_reason is None:
+        plan = controller.plan(state, Load(len(history), output.remaining))
+        [draft] = drafter.propose([guide], [plan], [chance])
+        lap("propose")
+        [scores] = target.forward([Feed(session, (history[-1], *draft.tokens), draft.parents)])
+        lap("forward")
+        verdict = rule(draft, LazyRows(draft, scores, law, history), chance)
+        lap("verify")
+        kept = commit(output, verdict.tokens)
+        history += kept
+        target.commit([session], [verdict.path[: len(kept)]])
+        drafter.commit([guide], [kept])
+        lap("commit")
+        step = Step(draft, verdict, kept, lap.take())
+        state = controller.update(state, step)
+        yield step
+
+
+class LazyRows(Sequence[Row]):
+    """The law after the last committed token (0) and after node i (i + 1), computed when a rule first looks."""
+
+    def __init__(self, draft: Draft, scores: Scores, law: Law, history: Sequence[int]) -> None:
+        self._draft, self._scores, self._law, self._history = draft, scores, law, history
+        self._known: dict[int, Row] = {}
+
+    def __len__(self) -> int:
+        return len(self._draft) + 1
+
+    def __getitem__(self, index):
+        if index not in self._known:
+            path = [self._draft.tokens[node] for node in path_to(self._draft.parents, index - 1)]
+            self._known[index] = self._law(self._scores.logits[index], [*self._history, *path])
+        return self._known[index]
+
+
+class _Laps:
+    """Seconds since the last lap, by name."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._last, self._seconds = clock, clock(), {}
+
+    def __call__(self, name: str) -> None:
+        now = self._clock()
+        self._seconds[name] = now - self._last
+        self._last = now
+
+    def take(self) -> dict[str, float]:
+        seconds, self._seconds = self._seconds, {}
+        return seconds

@@ -1,0 +1,1 @@
+"""Targets: the Hugging Face adapter, and table models whose laws are known exactly."""
