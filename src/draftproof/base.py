@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Shaped
@@ -54,6 +54,7 @@ def token_key(position: int) -> Key:
     return Key(position, 0, Purpose.TOKEN)
 
 
+@runtime_checkable
 class Chance(Protocol):
     """The only source of randomness. A request owns one; nothing else about the request is in its keys."""
 
@@ -189,6 +190,7 @@ class Feed:
         return tuple(range(self.committed - 1, len(self.tokens))) if self.want is None else self.want
 
 
+@runtime_checkable
 class Target(Protocol):
     """A causal language model with a cache a session. A drafter may be given one too.
 
@@ -236,6 +238,7 @@ class Plan:
     depth: int = 0
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Guesses tokens. Its state is a function of what was committed, never of what it proposed."""
 
@@ -276,6 +279,7 @@ class Load:
     remaining: int  # tokens that may still be emitted
 
 
+@runtime_checkable
 class Controller(Protocol):
     """Decides how much to draft. Pure: the state is passed in and returned."""
 

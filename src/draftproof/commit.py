@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from .sampling import SamplingParams
 
 
+@runtime_checkable
 class Detokenizer(Protocol):
     """Turns a request's tokens into text, one at a time."""
 
@@ -38,6 +39,7 @@ class Output:
     detokenizer: Detokenizer | None = None
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    ends: list[int] = field(default_factory=list)  # length of the text after each token, as it stood then
     released: int = 0
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: str | int | None = None
@@ -65,6 +67,7 @@ def commit(output: Output, tokens: Sequence[int]) -> tuple[int, ...]:
         kept.append(token)
         output.token_ids.append(token)
         _commit_one(output, token)
+        output.ends.append(len(output.text))
     return tuple(kept)
 
 

@@ -1,0 +1,61 @@
+"""Puts the commands together, and turns what goes wrong into one clear line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+from .. import __version__
+from .doctor import doctor
+from .generate import generate
+
+app = typer.Typer(
+    name="draftproof",
+    help="Speculative decoding that you can prove: faster, and exactly the target model's output.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(generate)
+app.command()(doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"draftproof {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+def run(argv: list[str]) -> int:
+    """Run a command line; 0 for success, 2 for a mistake of the caller's, 130 for an interrupt."""
+    try:
+        result = app(argv, standalone_mode=False)
+    except click.ClickException as error:
+        return _complain(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader is gone; so is anyone who would read a complaint
+        return 141
+    except (ValueError, OSError) as error:
+        if "--debug" in argv:
+            raise
+        return _complain(str(error))
+    return result if isinstance(result, int) else 0
+
+
+def _complain(message: str) -> int:
+    print(f"draftproof: {' '.join(message.split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,4 @@
+"""draftproof doctor: what holds on this machine, measured."""
+
+def doctor() -> None:
+    """Measure."""

