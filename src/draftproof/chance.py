@@ -80,7 +80,7 @@ class PhiloxChance:
         return float(self._uniforms(key, np.zeros(1, np.uint32))[0][0])
 
     def coin(self, prob: float, key: Key) -> bool:
-        if not 0 <= prob:  # NaN too
+        if not prob >= 0:  # NaN too
             raise ValueError(f"prob: {prob} at {key} is not a probability")
         return prob > 0 and (prob >= 1 or self.uniform(key) < prob)
 

@@ -31,9 +31,9 @@ def warp(
 ) -> Float[np.ndarray, " v"]:
     """Logits -> the sampling law, in float64. Order as in Hugging Face: temperature, top-k, top-p, min-p.
 
-    temperature 0 is greedy: the one-hot law at the argmax, lowest id on ties. top_k 0 is off; ties at the cut go to the
-    lowest ids, so exactly top_k tokens stay. top_p keeps the shortest prefix, by falling probability, whose mass reaches
-    top_p. min_p drops tokens below min_p times the largest probability.
+    temperature 0 is greedy: the one-hot law at the argmax, lowest id on ties. top_k 0 is off; ties at the cut go to
+    the lowest ids, so exactly top_k tokens stay. top_p keeps the shortest prefix, by falling probability, whose mass
+    reaches top_p. min_p drops tokens below min_p times the largest probability.
 
     >>> warp(np.array([1.0, 1.0, 0.0]), temperature=0.0)
     array([1., 0., 0.])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,47 +22,11 @@ from .loop import decode
 from .models.load import Loaded, load
 from .rules import RULES
 from .sampling import SamplingParams, law_of
+from .speculation import SpeculativeConfig
 from .stats import Stats
 from .text import IncrementalText
 
-METHODS = ("ngram", "draft_model", "none")
-
 Owner = Literal["draft", "target"]
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculativeConfig:
-    """How to speculate; vLLM's names.
-
-    method: "ngram" (prompt lookup), "draft_model" (needs `model`), "none". num_speculative_tokens: most tokens drafted
-    a round. prompt_lookup_max, prompt_lookup_min: n-gram sizes. verify: the rule; "coupled" keeps the text of a seed.
-    """
-
-    method: str = "ngram"
-    model: str | None = None
-    num_speculative_tokens: int = 5
-    prompt_lookup_max: int = 4
-    prompt_lookup_min: int = 1
-    verify: str = "coupled"
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"method: {self.method!r} is unknown; known are {', '.join(METHODS)}")
-        if (self.method == "draft_model") != (self.model is not None):
-            raise ValueError(f"model: method {self.method!r} with draft model {self.model!r}; draft_model needs one")
-        if self.verify not in RULES:
-            raise ValueError(f"verify: {self.verify!r} is unknown; known are {', '.join(RULES)}")
-        if self.num_speculative_tokens < 0:
-            raise ValueError(f"num_speculative_tokens: {self.num_speculative_tokens} is not allowed; it must be >= 0")
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
-        """From a mapping, refusing keys that mean nothing."""
-        known = [f.name for f in fields(cls)]
-        for key in given:
-            if key not in known:
-                raise ValueError(f"speculative_config: unknown key {key!r}; known are {', '.join(known)}")
-        return cls(**given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +89,27 @@ class LLM:
             if threads < 1:
                 raise ValueError(f"threads: {threads} is not allowed; it must be >= 1")
             torch.set_num_threads(threads)
-        self.speculation = SpeculativeConfig.of(speculative_config or {"method": "none"})
+        speculation = SpeculativeConfig.of(speculative_config or {"method": "none"})
+        self._load = partial(load, dtype=dtype, device=device, cache_dir=cache_dir, notify=notify)
+        self.exact = exact
         began = time.perf_counter()
-        self.loaded = load(model, dtype=dtype, device=device, exact=exact, cache_dir=cache_dir, notify=notify)
-        self._draft_model: Loaded | None = None
-        if self.speculation.model is not None:
-            draft = self.speculation.model
-            self._draft_model = load(draft, dtype=dtype, device=device, exact="law", cache_dir=cache_dir, notify=notify)
-            _require_same_vocabulary(self.loaded, self._draft_model)
+        self.loaded = self._load(model, exact=exact)
+        self._speculate(speculation)
         self.load_seconds = time.perf_counter() - began
-        self.dtype, self.exact = dtype, exact
+
+    def _speculate(self, speculation: SpeculativeConfig) -> None:
+        self.speculation = speculation
+        self._draft_model: Loaded | None = None
+        if speculation.model is not None:
+            # a draft's bits cannot change the text, so its forwards are not padded
+            self._draft_model = self._load(speculation.model, exact="law")
+            _require_same_vocabulary(self.loaded, self._draft_model)
+
+    def speculating(self, config: Mapping[str, Any]) -> LLM:
+        """The same loaded target under another `speculative_config`."""
+        other = copy(self)
+        other._speculate(SpeculativeConfig.of(config))
+        return other
 
     @property
     def claim(self) -> Literal["bit-exact", "same law"]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import click
 import typer
 
 from .. import __version__
 from .doctor import doctor
 from .generate import generate
+from .notes import note
 
 app = typer.Typer(
     name="draftproof",
@@ -33,7 +33,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -42,20 +44,17 @@ def run(argv: list[str]) -> int:
     """Run a command line; 0 for success, 2 for a mistake of the caller's, 130 for an interrupt."""
     try:
         result = app(argv, standalone_mode=False)
-    except click.ClickException as error:
-        return _complain(error.format_message())
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
         sys.stderr.close()  # the reader is gone; so is anyone who would read a complaint
         return 141
-    except (ValueError, OSError) as error:
-        if "--debug" in argv:
+    except Exception as error:
+        if hasattr(error, "format_message"):  # the command line itself is wrong: an unknown option, a missing argument
+            note(error.format_message())
+        elif isinstance(error, ValueError | OSError) and "--debug" not in argv:
+            note(str(error))
+        else:
             raise
-        return _complain(str(error))
+        return 2
     return result if isinstance(result, int) else 0
-
-
-def _complain(message: str) -> int:
-    print(f"draftproof: {' '.join(message.split())}", file=sys.stderr)
-    return 2

@@ -11,6 +11,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .notes import note
+
 if TYPE_CHECKING:
     from ..llm import LLM, Delta, Generation
     from ..sampling import SamplingParams
@@ -35,7 +37,9 @@ def generate(
     seed: Annotated[int | None, _Option(help="Same seed, same text. Default: drawn and reported.")] = None,
     stop: Annotated[list[str] | None, _Option(help="End the text before this string. Repeatable.")] = None,
     max_tokens: Annotated[int, _Option(help="Most tokens to emit.")] = 256,
-    exact: Annotated[str, _Option(help="bits: same bits with speculation on or off. law: same law, no padding.")] = "bits",
+    exact: Annotated[
+        str, _Option(help="bits: same bits with speculation on or off. law: same law, no padding.")
+    ] = "bits",
     dtype: Annotated[str, _Option(help="bfloat16, float32 or float16.")] = "bfloat16",
     device: Annotated[str, _Option(help="auto, cpu, cuda, ...")] = "auto",
     threads: Annotated[int | None, _Option(help="CPU threads. Default: torch's.")] = None,
@@ -53,7 +57,7 @@ def generate(
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     speculation = speculative_config(draft, no_speculation, num_speculative_tokens, verify)
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     sampling = {name: value for name, value in given.items() if value is not None}
     sampling |= {"stop": tuple(stop or ()), "max_tokens": max_tokens}
     check_early(text, sampling, speculation)
@@ -67,11 +71,11 @@ def generate(
         device=device,
         threads=threads,
         exact=exact,
-        notify=_note,
+        notify=note,
     )
     request = llm.start(llm.encode(text, system=system, raw=raw), params(llm, sampling))
     for name, value in request.config["not_applied"].items():
-        _note(f"the model's generation_config.json asks for {name} {value}, which is not applied")
+        note(f"the model's generation_config.json asks for {name} {value}, which is not applied")
     with aside(trace) as file:
         _stream(request, file, show=not as_json)
     if as_json:
@@ -96,11 +100,11 @@ def speculative_config(draft: str, off: bool, depth: int, verify: str) -> dict[s
 def check_early(text: str, sampling: dict[str, Any], speculation: dict[str, Any]) -> None:
     """Refuse what needs no model to be refused, before seconds go into loading one."""
     from ..sampling import SamplingParams
+    from ..speculation import SpeculativeConfig
 
     if not text.strip():
         raise ValueError("prompt: it is empty; give some text")
-    if speculation["num_speculative_tokens"] < 0:
-        raise ValueError(f"--num-speculative-tokens: {speculation['num_speculative_tokens']} must be >= 0")
+    SpeculativeConfig.of(speculation)
     SamplingParams(**sampling)
 
 
@@ -141,10 +145,6 @@ def summary(stats: Stats, seed: int) -> str:
         f"{stats.emitted} tokens, {stats.rounds} target passes, {stats.tokens_per_pass or 0:.2f} tokens/pass, "
         f"{stats.tokens_per_second or 0:.1f} tokens/s ({drafted}, seed {seed})"
     )
-
-
-def _note(message: str) -> None:
-    print(f"draftproof: {message}", file=sys.stderr)
 
 
 def aside(path: Path | None) -> Any:

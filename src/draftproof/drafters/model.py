@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from os.path import commonprefix
 
 from ..base import Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose, Row, Session, Target, token_key
 from ..laws import fit
@@ -16,13 +15,14 @@ class _Guide:
     model: Session
     tokens: list[int] = field(default_factory=list)  # committed
     fed: list[int] = field(default_factory=list)  # what the model's cache holds, drafted tokens included
+    agreed: int = 0  # how much of `fed` is known to be committed text
 
 
 class ModelDrafter:
     """Draws a chain from `model`, under the request's own sampling law.
 
-    kind: Kind.COUPLED draws with the target's noise (for the coupled rule), Kind.SAMPLED with noise of its own (for the
-    token and block rules). The draft carries the very arrays that the tokens were drawn from. The cache follows commits:
+    kind: Kind.COUPLED draws with the target's noise (for the coupled rule), Kind.SAMPLED with noise of its own (for
+    token and block). The draft carries the very arrays that the tokens were drawn from. The cache follows commits:
     before drafting it is cut to what it shares with the committed text and fed what it lacks.
     """
 
@@ -62,11 +62,13 @@ class ModelDrafter:
 
     def _repair(self, guide: _Guide) -> tuple[int, ...]:
         """Cut the cache to the committed text; return the committed tokens it lacks, at least the last one."""
-        keep = min(len(commonprefix([guide.fed, guide.tokens])), len(guide.tokens) - 1)
-        if keep < len(guide.fed):
-            self._model.truncate(guide.model, keep)
-            del guide.fed[keep:]
-        return tuple(guide.tokens[keep:])
+        limit = min(len(guide.fed), len(guide.tokens) - 1)
+        while guide.agreed < limit and guide.fed[guide.agreed] == guide.tokens[guide.agreed]:
+            guide.agreed += 1
+        if guide.agreed < len(guide.fed):
+            self._model.truncate(guide.model, guide.agreed)
+            del guide.fed[guide.agreed :]
+        return tuple(guide.tokens[guide.agreed :])
 
     def _law_after(self, guide: _Guide, pending: tuple[int, ...], drafted: Sequence[int]) -> Row:
         [scores] = self._model.forward([Feed(guide.model, pending, want=(len(pending) - 1,))])

@@ -1,6 +1,6 @@
 """Prompt lookup: propose what followed the same words the last time.
 
-Saxena, "Prompt lookup decoding" (2023); the drafter that vLLM calls "ngram" and Hugging Face `prompt_lookup_num_tokens`.
+Saxena, "Prompt lookup decoding" (2023): vLLM's "ngram", Hugging Face's `prompt_lookup_num_tokens`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NGramDrafter:
     def __init__(self, longest: int = 4, shortest: int = 1) -> None:
         if not 1 <= shortest <= longest:
             raise ValueError(
-                f"prompt_lookup_min, prompt_lookup_max: {shortest}, {longest} are not allowed; 1 <= min <= max is needed"
+                f"prompt_lookup_min, prompt_lookup_max: {shortest}, {longest} are not allowed; 1 <= min <= max is right"
             )
         self._sizes = range(longest, shortest - 1, -1)
 

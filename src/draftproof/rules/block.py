@@ -43,9 +43,7 @@ def _prefix_probability(draft: Draft, rows: Sequence[Row], weight: Any, i: int) 
     if weight == 0:
         return 0
     q = draft.law(i)
-    if q is None:  # a point mass at x leaves w·(1 − p(x)), and w·p everywhere else
-        rest = weight * total(without(rows[i], draft.tokens[i]))
-    else:
-        rest = total(residual(rows[i], q, weight))
+    # a point mass at x leaves nothing at x, and w·p everywhere else
+    rest = weight * total(without(rows[i], draft.tokens[i])) if q is None else total(residual(rows[i], q, weight))
     owed = rest + (1 - weight)
     return rest / owed if owed > 0 else 1
