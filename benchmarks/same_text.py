@@ -58,8 +58,9 @@ def compare(plain: LLM, fast: LLM, prompts: list[str], temperature: float, max_t
         identical += got.token_ids == expected.token_ids and got.text == expected.text
         tokens += got.stats.emitted
         passes += got.stats.rounds
+    dtype = expected.config["dtype"]
     print(
-        f"{expected.config['dtype']:<9} {temperature:.0f}  {name:<11}  {plain.claim:<9}  {identical:>3} of {len(prompts):<3}"
+        f"{dtype:<9} {temperature:.0f}  {name:<11}  {plain.claim:<9}  {identical:>3} of {len(prompts):<3}"
         f"  {tokens:>6}  {passes:>6}  {tokens / passes:>11.2f}  {long:>9}  {rejected:>10}",
         flush=True,
     )

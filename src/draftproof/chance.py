@@ -82,7 +82,7 @@ class PhiloxChance:
     def coin(self, prob: float, key: Key) -> bool:
         if not prob >= 0:  # NaN too
             raise ValueError(f"prob: {prob} at {key} is not a probability")
-        return prob > 0 and (prob >= 1 or self.uniform(key) < prob)
+        return bool(prob > 0 and (prob >= 1 or self.uniform(key) < prob))
 
     def gumbel(self, key: Key, tokens: Integer[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Standard Gumbel noise −log(−log u) of the given token ids."""

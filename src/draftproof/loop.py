@@ -46,7 +46,7 @@ def decode(
         lap("verify")
         kept = commit(output, verdict.tokens)
         history += kept
-        target.commit([session], [verdict.path[: len(kept)]])
+        target.commit([session], [verdict.path[: len(kept) - 1]])  # the last token kept is the next pending one
         drafter.commit([guide], [kept])
         lap("commit")
         step = Step(draft, verdict, kept, lap.take())

@@ -25,7 +25,7 @@ app.command()(generate)
 app.command()(doctor)
 
 
-def _version(wanted: bool) -> None:
+def _version(wanted: bool | None) -> None:
     if wanted:
         typer.echo(f"draftproof {__version__}")
         raise typer.Exit
@@ -34,8 +34,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = None,
 ) -> None:
     pass
 

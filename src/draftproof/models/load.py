@@ -139,24 +139,27 @@ def _converted(gguf: Path, folder: Path, notify: Notify) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        with _quiet_transformers(progress=True):
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-            )
-            model.hf_quantizer = None  # the loader leaves one behind that refuses to save
-            if hasattr(model.config, "quantization_config"):
-                del model.config.quantization_config
-            model.to(torch.bfloat16).save_pretrained(aside)
-            tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-            tokenizer.save_pretrained(aside)
-        try:
-            aside.rename(folder)
-        except OSError:
-            if not (folder / "config.json").exists():  # else another process was first: its copy is as good
-                raise
+        _convert(gguf, aside)
+        aside.rename(folder)
+    except (ValueError, OSError, KeyError) as error:
+        if not (folder / "config.json").exists():  # else another process was first: its copy is as good
+            raise ValueError(f"model: {gguf} cannot be converted: {_first_line(error)}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    with _quiet_transformers(progress=True):
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        )
+        model.hf_quantizer = None  # the loader leaves one behind that refuses to save
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.to(torch.bfloat16).save_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokenizer.save_pretrained(folder)
 
 
 def _from_hub(name: str, notify: Notify) -> Path:

@@ -1,0 +1,118 @@
+"""The command line: what a person types and what comes back."""
+
+import json
+
+import pytest
+
+from draftproof.cli.app import run
+from tests.folders import make_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(
+        make_folder(tmp_path_factory.mktemp("model"), generation={"temperature": 0.5, "repetition_penalty": 1.2})
+    )
+
+
+def generate(*words):
+    return run(["generate", *map(str, words)])
+
+
+def test_json_is_one_object_with_the_effective_configuration(folder, capsys):
+    assert generate("abcabcabc", "--model", folder, "--json", "--max-tokens", 20, "--dtype", "float32") == 0
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert answer["finish_reason"] in ("stop", "length")
+    assert len(answer["token_ids"]) == answer["stats"]["emitted"] <= 20
+    assert answer["config"]["sampling"]["temperature"] == 0.5
+    assert answer["config"]["speculation"]["num_speculative_tokens"] == 5
+    assert answer["config"]["not_applied"] == {"repetition_penalty": 1.2}
+    assert "repetition_penalty 1.2, which is not applied" in err
+    assert set(answer["stats"]["seconds"]) == {"load", "prefill", "propose", "forward", "verify", "commit", "total"}
+
+
+def test_a_reported_seed_repeats_the_run_and_the_text_is_the_streamed_one(folder, capsys):
+    generate("abcabc", "--model", folder, "--json", "--max-tokens", 20)
+    first = json.loads(capsys.readouterr().out)
+    generate("abcabc", "--model", folder, "--max-tokens", 20, "--seed", first["seed"])
+    out, err = capsys.readouterr()
+    assert out == first["text"] + "\n"
+    assert f"seed {first['seed']}" in err.splitlines()[-1]
+    assert "target passes" in err.splitlines()[-1]
+
+
+def test_no_speculation_drafts_nothing_and_says_so(folder, capsys):
+    assert generate("abcabc", "--model", folder, "--no-speculation", "--max-tokens", 5, "--temperature", 0) == 0
+    assert "(no drafts," in capsys.readouterr().err
+
+
+def test_a_trace_holds_one_round_a_line(folder, capsys, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    generate("abcabcabc", "--model", folder, "--json", "--max-tokens", 30, "--temperature", 0, "--trace", trace)
+    answer = json.loads(capsys.readouterr().out)
+    rounds = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert len(rounds) == answer["stats"]["rounds"]
+    assert [token for each in rounds for token in each["tokens"]] == answer["token_ids"]
+    assert sum(each["accepted"] for each in rounds) == answer["stats"]["accepted"]
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+def test_the_prompt_may_come_from_standard_input(folder, capsys, monkeypatch):
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("abcabc"))
+    assert generate("-", "--model", folder, "--max-tokens", 5, "--seed", 1) == 0
+    piped = capsys.readouterr().out
+    generate("abcabc", "--model", folder, "--max-tokens", 5, "--seed", 1)
+    assert capsys.readouterr().out == piped
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["x", "--draft", "eagle"], "--draft: 'eagle' is unknown; use ngram, model:NAME or none"),
+        (["x", "--verify", "typical"], "verify: 'typical' is unknown; known are coupled, token, block"),
+        (["x", "--num-speculative-tokens", "-1"], "num_speculative_tokens: -1 is not allowed"),
+        (["x", "--temperature", "-1"], "temperature: -1.0 is not allowed"),
+        (["x", "--top-k", "many"], "Invalid value for '--top-k'"),
+        (["x", "--no-such-option"], "No such option: --no-such-option"),
+        (["x", "--model", "/no/such/file.gguf"], "there is no file"),
+        (["x", "--model", "no such model"], "no name a hub could have"),
+        (["x", "--dtype", "int4"], "dtype: 'int4' is unknown"),
+        (["x", "--exact", "maybe"], "exact: 'maybe' is unknown"),
+        (["x", "--device", "abacus"], "device: 'abacus' cannot be used"),
+        (["x", "--threads", "0"], "threads: 0 is not allowed"),
+        (["  "], "prompt: it is empty"),
+        ([], "Missing argument 'prompt'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(words, line, capsys):
+    assert generate(*words) == 2
+    out, err = capsys.readouterr()
+    assert line in err
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_a_prompt_longer_than_the_context_is_refused(folder, capsys):
+    assert generate("a" * 600, "--model", folder) == 2
+    assert "leave no room in the model's context of 512" in capsys.readouterr().err
+
+
+def test_a_draft_of_another_vocabulary_is_refused(folder, tmp_path, capsys):
+    assert generate("a", "--model", folder, "--draft", f"model:{make_folder(tmp_path, reverse=True)}") == 2
+    assert "another vocabulary" in capsys.readouterr().err
+
+
+def test_help_has_an_example(capsys):
+    assert run(["generate", "--help"]) == 0
+    assert "Example:" in capsys.readouterr().out
+
+
+def test_the_doctor_reports_a_claim(folder, capsys):
+    assert run(["doctor", "--model", folder, "--dtype", "float32", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["claim"] in ("bit-exact", "same law")
+    assert {"machine", "rows", "findings", "forward_ms"} <= set(report)
+    assert all(finding["rows"] > 0 for finding in report["findings"])

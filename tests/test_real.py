@@ -1,0 +1,72 @@
+"""The embedded model itself: a few short runs, so that no toy hides what a real one does."""
+
+import pytest
+
+from draftproof.base import Kind
+from draftproof.chance import PhiloxChance
+from draftproof.commit import Output
+from draftproof.control import Fixed
+from draftproof.doctor import examine
+from draftproof.drafters import ModelDrafter
+from draftproof.llm import LLM
+from draftproof.loop import decode
+from draftproof.rules import RULES
+from draftproof.sampling import SamplingParams, law_of
+
+pytestmark = pytest.mark.real
+PROMPTS = ["Repeat after me, three times: the cat sat on the mat.", "Write a Python class for a stack."]
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def plain(request):
+    return LLM("smollm2-135m", dtype=request.param)
+
+
+def skip_unless_exact(llm):
+    if llm.claim != "bit-exact":
+        pytest.skip("the matrix products of this machine change with the row count: same law only")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_same_seed_gives_the_same_text_with_speculation_on_and_off(plain, prompt, temperature):
+    skip_unless_exact(plain)
+    params = SamplingParams(temperature=temperature, seed=11, max_tokens=48)
+    fast = plain.speculating({"method": "ngram"}).generate(prompt, params)
+    slow = plain.generate(prompt, params)
+    assert fast.token_ids == slow.token_ids
+    assert fast.text == slow.text
+    assert fast.stats.drafted > fast.stats.accepted
+
+
+def test_greedy_speculation_accepts_and_saves_passes(plain):
+    fast = plain.speculating({"method": "ngram"})
+    stats = fast.generate(PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=48)).stats
+    assert stats.accepted > 10
+    assert stats.rounds < stats.emitted
+
+
+@pytest.mark.parametrize("rule", ["coupled", "token", "block"])
+def test_a_model_that_drafts_for_itself_is_always_accepted(plain, rule):
+    skip_unless_exact(plain)
+    target = plain.loaded.target
+    params = SamplingParams(seed=5, max_tokens=30)
+    steps = decode(
+        plain.encode(PROMPTS[1]),
+        Output(params, 30),
+        target=target,
+        drafter=ModelDrafter(target, Kind.COUPLED if rule == "coupled" else Kind.SAMPLED),
+        controller=Fixed(4),
+        rule=RULES[rule],
+        law=law_of(params),
+        chance=PhiloxChance(5),
+    )
+    assert [step.accepted for step in steps] == [4] * 6
+
+
+def test_the_doctor_finds_no_row_that_depends_on_its_company(plain):
+    skip_unless_exact(plain)
+    findings = examine(plain.loaded.target)
+    chains = [finding for finding in findings if "tree" not in finding.name]
+    assert sum(finding.rows for finding in chains) >= 150
+    assert [finding.differ for finding in chains] == [0] * len(chains)
