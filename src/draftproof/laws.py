@@ -50,7 +50,8 @@ def warp(
         return one_hot(best, len(logits))
     row = logits.astype(np.float64)
     row -= peak
-    row /= temperature
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the peak to −inf, as it should
+        row /= temperature
     np.exp(row, out=row)
     if 0 < top_k < len(row):
         _keep_only(row, _leading(row, top_k))

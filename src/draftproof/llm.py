@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jinja2 import TemplateError
 
 from .base import Drafter, Kind, Step
 from .chance import PhiloxChance
@@ -113,8 +114,8 @@ class LLM:
 
     @property
     def claim(self) -> Literal["bit-exact", "same law"]:
-        """What holds between speculation on and off on this machine, as measured when the model was loaded."""
-        return "bit-exact" if self.loaded.target.plan.exact else "same law"
+        """What holds between speculation on and off: bits need a machine that keeps them and the coupled rule."""
+        return "bit-exact" if self.loaded.target.plan.exact and self.speculation.verify == "coupled" else "same law"
 
     @property
     def default_params(self) -> SamplingParams:
@@ -134,7 +135,10 @@ class LLM:
         else:
             messages = [{"role": "system", "content": system}] if system is not None else []
             messages.append({"role": "user", "content": prompt})
-            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            try:
+                text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            except TemplateError as error:  # some templates refuse a system message
+                raise ValueError(f"system: the model's chat template refuses these messages: {error}") from error
             ids = tokenizer(text, add_special_tokens=False).input_ids
         if not ids:
             raise ValueError(f"prompt: {prompt!r} makes no tokens; give some text")

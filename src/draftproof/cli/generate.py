@@ -60,7 +60,7 @@ def generate(
     given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     sampling = {name: value for name, value in given.items() if value is not None}
     sampling |= {"stop": tuple(stop or ()), "max_tokens": max_tokens}
-    check_early(text, sampling, speculation)
+    check_early(text, sampling, speculation, trace)
 
     from ..llm import LLM
 
@@ -74,6 +74,8 @@ def generate(
         notify=note,
     )
     request = llm.start(llm.encode(text, system=system, raw=raw), params(llm, sampling))
+    if exact == "bits" and not llm.loaded.target.plan.exact:
+        note("on this machine a row's bits depend on the rows beside it: same law, but a seed's text may differ")
     for name, value in request.config["not_applied"].items():
         note(f"the model's generation_config.json asks for {name} {value}, which is not applied")
     with aside(trace) as file:
@@ -97,7 +99,7 @@ def speculative_config(draft: str, off: bool, depth: int, verify: str) -> dict[s
     raise ValueError(f"--draft: {draft!r} is unknown; use ngram, model:NAME or none")
 
 
-def check_early(text: str, sampling: dict[str, Any], speculation: dict[str, Any]) -> None:
+def check_early(text: str, sampling: dict[str, Any], speculation: dict[str, Any], trace: Path | None) -> None:
     """Refuse what needs no model to be refused, before seconds go into loading one."""
     from ..sampling import SamplingParams
     from ..speculation import SpeculativeConfig
@@ -106,6 +108,8 @@ def check_early(text: str, sampling: dict[str, Any], speculation: dict[str, Any]
         raise ValueError("prompt: it is empty; give some text")
     SpeculativeConfig.of(speculation)
     SamplingParams(**sampling)
+    if trace is not None and not trace.parent.is_dir():
+        raise ValueError(f"--trace: there is no folder {str(trace.parent)!r} to write {trace.name} in")
 
 
 def params(llm: LLM, given: dict[str, Any]) -> SamplingParams:
