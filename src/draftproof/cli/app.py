@@ -50,8 +50,9 @@ def run(argv: list[str]) -> int:
         sys.stderr.close()  # the reader is gone; so is anyone who would read a complaint
         return 141
     except Exception as error:
-        if hasattr(error, "format_message"):  # the command line itself is wrong: an unknown option, a missing argument
-            note(error.format_message())
+        format_message = getattr(error, "format_message", None)
+        if format_message is not None:  # the command line itself is wrong: an unknown option, a missing argument
+            note(format_message())
         elif isinstance(error, ValueError | OSError) and "--debug" not in argv:
             note(str(error))
         else:
