@@ -51,6 +51,7 @@ class KVCache:
         self._layers[layer] = (fresh[0], fresh[1])
         return self._layers[layer]
 
+    @torch.inference_mode()  # the buffers were made in it, and may not be written outside of it
     def compact(self, base: int, offsets: Sequence[int]) -> None:
         """Move slot base + offsets[i] to base + i for every i: the accepted path of a tree becomes a chain."""
         if list(offsets) == list(range(len(offsets))):

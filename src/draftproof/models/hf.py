@@ -23,11 +23,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..base import Feed, Scores
 from ..trees import ancestors, depths
+from .attention import attend
 from .bits import RowPlan
 from .cache import KVCache
+from .support import NoCache, attention_calls, context_of
 
 ATTENTION = "draftproof"
-_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
 
 @dataclass(slots=True)
@@ -97,78 +98,32 @@ def packed_attention(
         keys, values = span.cache.write(
             module.layer_idx, span.start, key[0, :, span.lo : span.hi], value[0, :, span.lo : span.hi]
         )
-        padded = draftproof.plan.padded(n)
+        padded = draftproof.plan.padded_queries(n)
         # rows after the span's may be another request's: harmless, a row's result depends on its own query alone
         q = query[:, :, span.lo : span.lo + padded]
         if q.shape[2] < padded:
             q = F.pad(q, (0, 0, 0, padded - q.shape[2]))
         q = q.reshape(1, kv_heads, groups * padded, size)
         mask = span.mask(padded, groups, sliding_window, query.device)
-        attend = _attend if softcap is None else _attend_with_softcap
-        o = attend(q, keys[None], values[None], mask, scaling, softcap)
+        o = attend(q, keys[None], values[None], mask, scaling, softcap, draftproof.plan.kv_step)
         out[0, span.lo : span.hi] = o.reshape(heads, padded, -1)[:, :n].transpose(0, 1)
     return out, None
 
 
-def _attend(q, k, v, mask, scaling, softcap) -> torch.Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
-
-
-def _attend_with_softcap(q, k, v, mask, scaling, softcap) -> torch.Tensor:
-    """Gemma 2's scores are capped before the softmax, which the fused kernel cannot do."""
-    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = (q.float() @ k.float().transpose(-1, -2)) * scale
-    scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-    return (weights @ v.float()).to(q.dtype)
-
-
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
-
-
-class _NoCache:
-    """The cache object a model sees. Storage is the attention function's business."""
-
-    is_compileable = False
-
-    def update(self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        return key, value
-
-    def get_seq_length(self, *args: Any) -> int:
-        return 0
-
-
-def why_unsupported(model: PreTrainedModel) -> str | None:
-    """Why this model cannot be driven, None if it can: what is not understood is refused by name, never guessed."""
-    config = model.config.get_text_config()
-    name = f"{type(model).__name__} (model type {config.model_type})"
-    if config.is_encoder_decoder:
-        return f"{name} is an encoder-decoder; draftproof drives decoders"
-    if getattr(model, "_is_stateful", False):
-        return f"{name} is recurrent or hybrid: its state cannot be rolled back to a draft's accepted path"
-    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        return f"{name} uses ALiBi, whose position bias draftproof's attention does not add"
-    if not model._supports_attention_backend:
-        return f"{name} does not take attention functions from outside (_supports_attention_backend)"
-    strange = set(getattr(config, "layer_types", None) or ()) - _PLAIN_LAYERS
-    if strange:
-        return f"{name} has layers of type {', '.join(sorted(strange))}; draftproof drives full and sliding attention"
-    return None
 
 
 class HFTarget:
     """A transformers causal language model as a `Target`. Feeds of any shape and any number of sessions at once."""
 
     def __init__(self, model: PreTrainedModel, plan: RowPlan) -> None:
-        why = why_unsupported(model)
-        if why is not None:
-            raise ValueError(f"model: {why}")
+        attention_calls(model)  # refuses what cannot be driven
         model.set_attn_implementation(ATTENTION)
         self.model = model.eval()
         self.plan = plan
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
-        self.max_context: int = config.max_position_embeddings
+        self.max_context = context_of(config)
 
     def open(self, capacity: int) -> HFSession:
         return HFSession(KVCache(capacity, self.plan.kv_step))
@@ -180,9 +135,12 @@ class HFTarget:
     def forward(self, feeds: Sequence[Feed]) -> list[Scores]:
         """One packed forward (more if there are more rows than the plan allows at once)."""
         rows = [(i, row) for i, feed in enumerate(feeds) for row in range(len(feed.tokens))]
+        layouts = [_Layout(feed, self.plan.kv_step) for feed in feeds]
+        longest = max((int(layout.positions.max()) + 1 for layout in layouts if len(layout.positions)), default=0)
+        if longest > self.max_context:
+            raise ValueError(f"context: {longest} tokens, the model takes {self.max_context}")
         for feed in feeds:
             feed.session.feed = feed
-        layouts = [_Layout(feed, self.plan.kv_step) for feed in feeds]
         found: list[list[torch.Tensor]] = [[] for _ in feeds]
         for at in range(0, len(rows), self.plan.most):
             self._run(feeds, layouts, rows[at : at + self.plan.most], found)
@@ -205,7 +163,7 @@ class HFTarget:
         logits = self.model(
             input_ids=torch.tensor([tokens + [0] * spare], device=device),
             position_ids=torch.tensor([positions + [0] * spare], device=device),
-            cache=_NoCache(),
+            cache=NoCache(),
             use_cache=True,
             logits_to_keep=torch.tensor(index, dtype=torch.long, device=device),
             draftproof=Packing(_spans(layouts, rows), self.plan),

@@ -1,0 +1,154 @@
+"""Whether a model can be driven: what is not understood is refused by name, never guessed.
+
+A model's flags do not tell how its layers attend. So a model whose flags look right is tried once: it runs a few tokens
+through an attention function that only writes down what it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+_TRIAL = "draftproof-trial"
+_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+class NoCache:
+    """The cache object a model sees. Storage is the attention function's business."""
+
+    is_compileable = False
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return key, value
+
+    def get_seq_length(self, *args: Any) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How a layer called its attention function. wants: what it asked for that draftproof's attention does not do."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    window: int | None
+    softcap: float | None
+    wants: tuple[str, ...]
+
+
+def _write_down(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    draftproof: list[Call] | None = None,
+    **other: Any,
+) -> tuple[torch.Tensor, None]:
+    if draftproof is None:
+        raise ValueError("its attention does not hand on the keywords of the forward")
+    wants = [name for name in ("position_bias", "s_aux") if other.get(name) is not None]
+    if attention_mask is not None:
+        wants.append("a mask of its own")
+    if getattr(module, "is_causal", True) is False:
+        wants.append("attention to later tokens")
+    sizes = query.shape[1], key.shape[1], key.shape[3], value.shape[3]
+    draftproof.append(Call(module.layer_idx, *sizes, sliding_window, softcap, tuple(wants)))
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(_TRIAL, _write_down)
+
+
+def attention_calls(model: PreTrainedModel) -> list[Call]:
+    """How the model's layers attend, layer by layer. A ValueError that names the model if it cannot be driven."""
+    config = model.config.get_text_config()
+    why, calls = next(_flags_against(model, config), None), []
+    if why is None:
+        try:
+            calls = _try_out(model)
+        except (AttributeError, TypeError, ValueError, KeyError, NotImplementedError) as error:
+            why = f"does not run through draftproof's attention: {error}"
+        else:
+            why = next(_calls_against(calls, config), None)
+    if why is not None:
+        raise ValueError(f"model: {type(model).__name__} (model type {config.model_type}) {why}")
+    return calls
+
+
+@torch.inference_mode()
+def _try_out(model: PreTrainedModel) -> list[Call]:
+    """Run four tokens and leave the model as it was."""
+    calls: list[Call] = []
+    training, known = model.training, model.config._attn_implementation
+    model.eval().set_attn_implementation(_TRIAL)
+    try:
+        model(
+            input_ids=torch.zeros(1, 4, dtype=torch.long, device=model.device),
+            position_ids=torch.arange(4, device=model.device)[None],
+            cache=NoCache(),
+            use_cache=True,
+            logits_to_keep=1,
+            draftproof=calls,
+        )
+    finally:
+        model.train(training).set_attn_implementation(known)
+    return calls
+
+
+def _flags_against(model: PreTrainedModel, config: PretrainedConfig) -> Iterator[str]:
+    if config.is_encoder_decoder:
+        yield "is an encoder-decoder; draftproof drives decoders"
+    if getattr(model, "_is_stateful", False):
+        yield "is recurrent or hybrid: its state cannot be rolled back to a draft's accepted path"
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        yield "uses ALiBi, whose position bias draftproof's attention does not add"
+    if not model._supports_attention_backend:
+        yield "does not take attention functions from outside (_supports_attention_backend)"
+    if not model.can_generate():
+        yield "has no language model head"
+    strange = set(getattr(config, "layer_types", None) or ()) - _PLAIN_LAYERS
+    if strange:
+        yield f"has layers of type {', '.join(sorted(strange))}; draftproof drives full and sliding attention"
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
+        yield "numbers its positions by its padding tokens; draftproof numbers them from 0"
+    if getattr(config, "max_position_embeddings", None) is None:
+        yield "does not say how long its context is (max_position_embeddings)"
+
+
+def _calls_against(calls: list[Call], config: PretrainedConfig) -> Iterator[str]:
+    """Against models whose stock attention does something that the keywords to an attention function do not tell."""
+    layers = sorted(call.layer for call in calls)
+    if layers != list(range(config.num_hidden_layers)):
+        yield f"calls attention for layers {layers}; each of its {config.num_hidden_layers} layers must, once"
+    for call in calls:
+        if call.wants:
+            yield f"asks for {', '.join(call.wants)} in layer {call.layer}, which draftproof's attention does not do"
+        if (call.window is not None) != _is_sliding(config, call.layer):
+            yield f"tells layer {call.layer}'s attention of a window of {call.window}, which its config contradicts"
+
+
+def _is_sliding(config: PretrainedConfig, layer: int) -> bool:
+    types = getattr(config, "layer_types", None)
+    if types:
+        return types[layer] == "sliding_attention"
+    return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+
+
+def context_of(config: PretrainedConfig) -> int:
+    """Longest sequence. A rotary embedding that stretches itself changes every row of a forward when one gets long, so
+    a row would depend on its mates and its cached keys would be of the old sort: such a model stops before it does."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+    return min([config.max_position_embeddings, *limits])
