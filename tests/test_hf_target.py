@@ -44,7 +44,7 @@ class Case:
         for size in chunks:
             at = self.target.cached(session)
             [scores] = self.target.forward([Feed(session, tuple(text[at : at + size]), want=tuple(range(size)))])
-            self.check(scores.logits, text[: at + size], at)
+            self.check(scores.logits, text, at)
             self.target.commit([session], [()])
             assert self.target.cached(session) == at + size
 
@@ -68,16 +68,11 @@ def _case(architecture: Architecture, dtype: torch.dtype, plan: RowPlan, **chang
 
 
 @pytest.fixture(scope="module", autouse=True)
-def two_threads() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(min(2, threads))
+    torch.set_num_threads(1)  # models this small lose more to waiting for a second one
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module", params=["float64", "float32"])
-def dtype(request) -> torch.dtype:
-    return getattr(torch, request.param)
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -85,9 +80,10 @@ def architecture(request) -> Architecture:
     return ARCHITECTURES[request.param]
 
 
-@pytest.fixture(scope="module", params=PLANS)
-def case(request, architecture, dtype) -> Case:
-    return _case(architecture, dtype, PLANS[request.param])
+@pytest.fixture(scope="module", params=["float64 unpadded", "float64 padded", "float32 padded"])
+def case(request, architecture) -> Case:
+    dtype, plan = request.param.split()
+    return _case(architecture, getattr(torch, dtype), PLANS[plan])
 
 
 # --- the tests can fail -------------------------------------------------------------------------------------------
@@ -146,17 +142,16 @@ def test_every_node_of_a_tree_and_what_follows_its_accepted_path(case):
     text = list(tokens_of(4, 21))
     session = case.target.open(21)  # too small on purpose
     case.prefill(session, text[:-1])
-    for seed, path, pending in ((10, (1, 7, 8), 1), (11, (0, 2, 4, 5, 11), 3), (12, (9,), 1), (13, (), 1)):
-        nodes = tokens_of(seed, len(TREE))
-        [scores] = case.target.forward([Feed(session, (*text[-pending:], *nodes), TREE)])
+    for seed, path, more in ((10, (1, 7, 8), 3), (11, (0, 2, 4, 5, 11), 1), (12, (9,), 1), (13, (), 1)):
+        nodes, pending = tokens_of(seed, len(TREE)), tuple(text[case.target.cached(session) :])
+        [scores] = case.target.forward([Feed(session, (*pending, *nodes), TREE)])
         case.check_tree(scores.logits, text, TREE, nodes)
         case.target.commit([session], [path])
         text += [nodes[i] for i in path]
         assert case.target.cached(session) == len(text)
-        case.extend(session, [*text, *tokens_of(seed + 50, 6)], [1, 2, 3])
         text += tokens_of(seed + 50, 6)
-        pending_next = {10: 3}.get(seed, 1)
-        text += tokens_of(seed + 60, pending_next)
+        case.extend(session, text, [1, 2, 3])
+        text += tokens_of(seed + 60, more)
 
 
 def test_a_tree_is_scored_again_after_a_rollback(case):
@@ -203,20 +198,19 @@ def test_requests_in_one_forward_do_not_meet(case):
 # --- room ---------------------------------------------------------------------------------------------------------
 
 
-def test_past_a_step_of_the_buffer_and_past_its_capacity(architecture, dtype):
-    """The first 512 slots, which a window has left behind by then, and a buffer that was opened too small."""
-    case = _case(architecture, dtype, RowPlan(multiple=4, most=64, exact=True))
-    text, nodes = tokens_of(30, 1040), tokens_of(31, len(TREE))
+def test_past_a_step_of_the_buffer_and_past_its_capacity(architecture):
+    """A draft on both sides of slot 512, in a buffer opened too small; a window has left all of the first step behind
+    at the end."""
+    case = _case(architecture, torch.float64, RowPlan(multiple=4, most=64, exact=True))
+    text, tree = list(tokens_of(30, 508)), TREE[:6]
+    nodes = tokens_of(31, len(tree))
     session = case.target.open(10)
-    case.extend(session, text[:520], [506, 1, 4, 1, 1, 7])
-    case.prefill(session, text[520:1019])
-    [scores] = case.target.forward([Feed(session, (text[1019], *nodes), TREE)])  # nodes on both sides of 1,024
-    case.check_tree(scores.logits[:2], text[:1020], TREE[:1], nodes[:1])
-    for node in (8, 11):
-        path = [nodes[i] for i in path_to(TREE, node)]
-        case.check(scores.logits[node + 1 : node + 2], [*text[:1020], *path], 1019 + len(path))
-    case.target.commit([session], [(0, 2, 4, 5, 11)])
-    case.extend(session, [*text[:1020], *(nodes[i] for i in (0, 2, 4, 5, 11)), *text[1025:1028]], [1, 2])
+    case.extend(session, text[:-1], [497, 6, 4])
+    [scores] = case.target.forward([Feed(session, (text[-1], *nodes), tree)])
+    case.check_tree(scores.logits, text, tree, nodes)
+    case.target.commit([session], [(0, 2, 4, 5)])
+    text += [nodes[i] for i in (0, 2, 4, 5)]
+    case.extend(session, [*text, *tokens_of(32, 30)], [1, 20, 1, 1, 7])
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -234,11 +228,11 @@ def test_up_to_the_last_position(architecture, plan):
         case.target.forward([Feed(session, text[48:])])
 
 
-def test_a_rotary_embedding_that_stretches_ends_the_context(dtype):
+def test_a_rotary_embedding_that_stretches_ends_the_context():
     """Beyond its first length, longrope turns every row of a forward by other angles, those of its mates included."""
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
     stretched = {"original_max_position_embeddings": 32, "max_position_embeddings": 96}
-    case = _case(ARCHITECTURES["phi3"], dtype, PLANS["padded"], rope_parameters=rope, **stretched)
+    case = _case(ARCHITECTURES["phi3"], torch.float64, PLANS["padded"], rope_parameters=rope, **stretched)
     assert case.target.max_context == 32
     text = tokens_of(33, 32)
     case.extend(case.target.open(32), text, [9, 20, 1, 2])
@@ -251,7 +245,7 @@ _SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
 }  # fmt: skip
-_WINDOWED = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
+_WINDOWED = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2}
 _LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

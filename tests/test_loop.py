@@ -137,6 +137,26 @@ def test_each_law_is_told_the_history_that_its_row_belongs_to(rule: str):
     assert {text[:n] for n in range(1, len(text))} <= set(seen)
 
 
+def test_a_drafter_is_told_the_prompt_and_then_what_was_kept():
+    told = []
+
+    class Told(ModelDrafter):
+        def commit(self, sessions, tokens) -> None:
+            told.append(list(tokens[0]))
+            super().commit(sessions, tokens)
+
+    cut = 0
+    for seed in range(10):
+        told.clear()
+        params = SamplingParams(max_tokens=30)
+        output = Output(params, 30, frozenset({3}))
+        drafter = Told(TableTarget(TARGET, V), Kind.COUPLED)
+        _, steps = decoded(TARGET, V, drafter, PhiloxChance(seed), prompt=[5, 6], k=4, output=output)
+        assert told == [[5, 6], *(list(step.tokens) for step in steps)]
+        cut += len(steps[-1].tokens) < len(steps[-1].verdict.tokens)
+    assert cut > 0, "an end inside a block occurred"
+
+
 def test_steps_add_up_to_the_text():
     output, steps = decoded(TARGET, V, DRAFTERS["noisy"](), PhiloxChance(5), k=4, params=PARAMS["T = 1"])
     assert [token for step in steps for token in step.tokens] == output.token_ids

@@ -19,7 +19,7 @@ WINDOW = 8
 
 _COMMON = {
     "vocab_size": VOCAB,
-    "hidden_size": 32,
+    "hidden_size": 64,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "max_position_embeddings": CONTEXT,
@@ -28,7 +28,7 @@ _COMMON = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
-_GATED = {**_COMMON, "intermediate_size": 48, "num_key_value_heads": 2}
+_GATED = {**_COMMON, "intermediate_size": 64, "num_key_value_heads": 2}
 _GEMMA = {**_GATED, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW}
 
 
@@ -66,7 +66,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gpt2": Architecture("gpt2", _COMMON, learned_positions=True),
     "phi3": Architecture("phi3", {**_GATED, "sliding_window": WINDOW}, [{"sliding_window": None}]),
-    "opt": Architecture("opt", {**_COMMON, "ffn_dim": 48, "word_embed_proj_dim": 32}, learned_positions=True),
+    "opt": Architecture("opt", {**_COMMON, "ffn_dim": 64, "word_embed_proj_dim": 64}, learned_positions=True),
 }
 
 
@@ -86,7 +86,7 @@ def randomise(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
         if weight.ndim == 1:
             weight += 0.3 * noise
         else:
-            weight.copy_(0.35 * noise)
+            weight.copy_(0.3 * noise)
     return model
 
 

@@ -4,8 +4,9 @@ Rows of all feeds (prompt chunks, pending tokens, draft trees) are packed as [1,
 Requests meet only in its matrix products; in attention each reads its own padded KV buffer through an explicit mask.
 
 Bits: torch's CPU attention gives a row the same bits whatever its neighbours if it is called with a boolean mask, a
-multiple of 4 query rows and of 512 keys, and the query heads of one KV head folded into the rows. (Unfolded, fp32 rows
-change with the row count on some CPUs; docs/decisions/0005.)
+multiple of 512 keys, the query heads of one KV head folded into the rows, and a multiple of query rows that depends on
+the model's heads and is measured (bits.py). (Unfolded, fp32 rows change with the row count on some CPUs;
+docs/decisions/0005.)
 """
 
 from __future__ import annotations
@@ -86,9 +87,6 @@ def packed_attention(
     """query [1, heads, rows, size], key and value [1, kv_heads, rows, size] -> ([1, rows, heads, size], None)."""
     if draftproof is None:
         raise ValueError("attention 'draftproof': this model is driven by draftproof; call it through HFTarget")
-    for name in ("position_bias", "s_aux"):
-        if other.get(name) is not None:
-            raise ValueError(f"attention: {name} is not supported by draftproof")
     _, heads, rows, size = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads

@@ -15,6 +15,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 _TRIAL = "draftproof-trial"
+_HARMLESS = {
+    *("dropout", "scaling", "is_causal", "position_ids", "use_cache"),
+    *("output_attentions", "output_hidden_states", "output_router_logits"),
+}
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -57,10 +61,10 @@ def _write_down(
 ) -> tuple[torch.Tensor, None]:
     if draftproof is None:
         raise ValueError("its attention does not hand on the keywords of the forward")
-    wants = [name for name in ("position_bias", "s_aux") if other.get(name) is not None]
+    wants = [name for name, given in other.items() if given is not None and name not in _HARMLESS]
     if attention_mask is not None:
         wants.append("a mask of its own")
-    if getattr(module, "is_causal", True) is False:
+    if False in (getattr(module, "is_causal", True), other.get("is_causal", True)):
         wants.append("attention to later tokens")
     sizes = query.shape[1], key.shape[1], key.shape[3], value.shape[3]
     draftproof.append(Call(module.layer_idx, *sizes, sliding_window, softcap, tuple(wants)))
@@ -134,15 +138,18 @@ def _calls_against(calls: list[Call], config: PretrainedConfig) -> Iterator[str]
     for call in calls:
         if call.wants:
             yield f"asks for {', '.join(call.wants)} in layer {call.layer}, which draftproof's attention does not do"
-        if (call.window is not None) != _is_sliding(config, call.layer):
+        if _bites(call.window, config) != _bites(_window_in_config(config, call.layer), config):
             yield f"tells layer {call.layer}'s attention of a window of {call.window}, which its config contradicts"
 
 
-def _is_sliding(config: PretrainedConfig, layer: int) -> bool:
+def _window_in_config(config: PretrainedConfig, layer: int) -> int | None:
     types = getattr(config, "layer_types", None)
-    if types:
-        return types[layer] == "sliding_attention"
-    return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    slides = types[layer] == "sliding_attention" if types else getattr(config, "use_sliding_window", True)
+    return getattr(config, "sliding_window", None) if slides else None
+
+
+def _bites(window: int | None, config: PretrainedConfig) -> bool:
+    return window is not None and window < config.max_position_embeddings
 
 
 def context_of(config: PretrainedConfig) -> int:

@@ -1,0 +1,143 @@
+"""Where `measure_rows` promises it, a row has the same bits alone and in company; and it notices where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from draftproof.base import Feed
+from draftproof.models import bits
+from draftproof.models.bits import LAW_PLAN, RowPlan, measure_rows
+from draftproof.models.hf import HFTarget
+from tests.tiny import ARCHITECTURES, build, tokens_of
+
+# beside the tiny architectures: heads of shapes whose attention kernels have been seen to change with the row count
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ARCHITECTURES},
+    "unshared heads of 96": ("llama", {"head_dim": 96, "num_key_value_heads": 4}),
+    "pairs of heads of 256": ("gemma3", {"head_dim": 256}),
+    "softcapped pairs of heads of 256": ("gemma2", {"head_dim": 256}),
+    "eight heads to one": ("llama", {"head_dim": 16, "num_attention_heads": 16}),
+    "wide": ("llama", {"head_dim": 16, "intermediate_size": 8960}),
+}
+THREADS = {"wide": 3}  # a vector loop split in three has ragged ends
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    known = torch.get_num_threads()
+    yield
+    torch.set_num_threads(known)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_keep_their_bits_in_company(name, dtype, threads):
+    torch.set_num_threads(THREADS.get(name, 1))
+    base, changed = SHAPES[name]
+    model = build(ARCHITECTURES[base], getattr(torch, dtype), **changed)
+    plan = measure_rows(model)
+    if not plan.exact:
+        pytest.skip(f"on this machine {dtype} rows of this model change with the shape of their forward")
+    target = HFTarget(model, plan)
+    texts = [tokens_of(50, 24), tokens_of(51, 17), tokens_of(52, 522)]  # the last crosses a step of the KV buffer
+    tails = [24, 17, 22]
+    alone = [_alone(target, text, tail) for text, tail in zip(texts, tails, strict=True)]
+    for seed in range(2):
+        for one, other in zip(alone, _together(target, texts, tails, seed), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def _alone(target: HFTarget, text: Sequence[int], tail: int) -> np.ndarray:
+    """Logits of the last `tail` tokens, fed one at a time."""
+    session = target.open(len(text))
+    _feed(target, [Feed(session, tuple(text[:-tail]), want=())])
+    return np.concatenate([_feed(target, [Feed(session, (token,))])[0] for token in text[-tail:]])
+
+
+def _together(target: HFTarget, texts: Sequence[Sequence[int]], tails: Sequence[int], seed: int) -> list[np.ndarray]:
+    """The same, from forwards that mix all texts in odd chunks and any order."""
+    rng = np.random.default_rng(seed)
+    sessions = [target.open(len(text)) for text in texts]
+    starts = [len(text) - tail for text, tail in zip(texts, tails, strict=True)]
+    for session, text, start in zip(sessions, texts, starts, strict=True):
+        for at in range(0, start, 101):
+            _feed(target, [Feed(session, tuple(text[at : min(at + 101, start)]), want=())])
+    rows: list[list[np.ndarray]] = [[] for _ in texts]
+    while unfinished := [i for i in range(len(texts)) if target.cached(sessions[i]) < len(texts[i])]:
+        owners = rng.permutation(unfinished)
+        chunks = [texts[i][target.cached(sessions[i]) :][: rng.integers(1, 12)] for i in owners]
+        pairs = zip(owners, chunks, strict=True)
+        feeds = [Feed(sessions[i], tuple(chunk), want=tuple(range(len(chunk)))) for i, chunk in pairs]
+        for i, logits in zip(owners, _feed(target, feeds), strict=True):
+            rows[i].append(logits)
+    return [np.concatenate(found) for found in rows]
+
+
+def _feed(target: HFTarget, feeds: list[Feed]) -> list[np.ndarray]:
+    scores = target.forward(feeds)
+    target.commit([feed.session for feed in feeds], [()] * len(feeds))
+    return [score.logits for score in scores]
+
+
+# --- the measurement notices --------------------------------------------------------------------------------------
+
+
+def _drifting(kind: type[nn.Module], limit: int) -> type[nn.Module]:
+    """`kind` with another kernel, and so other bits, above `limit` rows."""
+
+    class Drifting(kind):
+        def forward(self, x):
+            return super().forward(x) * (1 if x.shape[-2] <= limit else 1 + 2**-20)
+
+    return Drifting
+
+
+@pytest.mark.parametrize("limit", [8, 20])
+def test_a_product_that_changes_ends_the_plan_there(limit):
+    assert measure_rows(_drifting(nn.Linear, limit)(16, 32)).most <= limit
+    assert measure_rows(_drifting(nn.Linear, 4)(16, 32)) == LAW_PLAN
+
+
+@pytest.mark.parametrize("limit", [8, 20])
+def test_an_activation_that_changes_ends_the_plan_there(limit):
+    assert measure_rows(nn.Sequential(nn.Linear(16, 32), _drifting(nn.SiLU, limit)())).most <= limit
+    assert measure_rows(nn.Sequential(nn.Linear(16, 32), _drifting(nn.SiLU, 4)())) == LAW_PLAN
+
+
+def test_attention_that_changes_is_padded_further_or_given_up(monkeypatch):
+    model, attend = build(ARCHITECTURES["llama"]), bits.attend
+    groups = 2
+
+    def few_rows_differ(q, *others):
+        return attend(q, *others) * (1 + 2**-20 * (q.shape[2] < 16 * groups))
+
+    def every_count_differs(q, *others):
+        return attend(q, *others) * (1 + 2**-20 * q.shape[2])
+
+    monkeypatch.setattr(bits, "attend", few_rows_differ)
+    plan = measure_rows(model)
+    assert not plan.exact or plan.query_multiple >= 16
+    monkeypatch.setattr(bits, "attend", every_count_differs)
+    assert measure_rows(model) == LAW_PLAN
+
+
+def test_experts_promise_nothing():
+    """They see as many rows as tokens happen to be sent to them."""
+    config = {"num_local_experts": 4, "num_experts_per_tok": 2, "hidden_size": 32, "intermediate_size": 32}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **config))
+    assert measure_rows(model) == LAW_PLAN
+
+
+def test_padding():
+    plan = RowPlan(multiple=4, most=12, exact=True, query_multiple=16)
+    assert [plan.padded(n) for n in (1, 4, 5, 12)] == [4, 4, 8, 12]
+    assert [plan.padded_queries(n) for n in (1, 12, 16, 17)] == [16, 16, 16, 32]
+    assert [LAW_PLAN.padded(n) for n in (1, 7)] == [LAW_PLAN.padded_queries(n) for n in (1, 7)] == [1, 7]
