@@ -225,3 +225,9 @@ def test_draws_of_one_round_are_independent_of_each_other():
         (coupled,) = chance.pick(fair, token_key(i))
         counts[int(coin), replacement, coupled] += 1
     assert chi_square(counts.ravel().tolist(), [1 / 8] * 8) < chi_square_limit(7)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -0.1])
+def test_a_weight_that_is_none_is_refused(bad):
+    with pytest.raises(ValueError, match="is no weight"):
+        PhiloxChance(0).pick(np.array([bad, 0.5, 0.5]), Key(1, 0, Purpose.TOKEN))

@@ -230,3 +230,8 @@ def test_the_text_is_what_searching_after_every_token_would_leave(tokens, stops)
     assert not any(stop in out.shown for stop in stops)
     assert out.finish_reason is None or out.shown == out.text
     assert len(out.ends) == len(out.token_ids)
+
+
+def test_a_request_without_room_is_refused():
+    with pytest.raises(ValueError, match="limit: 0 is not allowed"):
+        Output(SamplingParams(), 0)

@@ -128,7 +128,7 @@ class Eager:
 
 @dataclass(frozen=True)
 class Moody:
-    """Drafts by what happened before: nothing, one or two tokens, never the same twice running."""
+    """Drafts nothing, one or two tokens, by what the round before committed."""
 
     def init(self) -> int:
         return 2

@@ -100,6 +100,8 @@ class PhiloxChance:
         For k = 1 the noise of the winner alone decides, so plain decoding, coupled drafting and coupled verification
         are this one operation on the same noise.
         """
+        if not weights.min() >= 0:  # NaN too
+            raise ValueError(f"weights: {weights.min()} at {key} is no weight; they must be >= 0")
         support = np.flatnonzero(weights > 0)
         if len(support) < k:
             raise ValueError(f"weights: {len(support)} positive of {len(weights)} at {key}, cannot pick {k}")

@@ -44,6 +44,10 @@ class Output:
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: str | int | None = None
 
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ValueError(f"limit: {self.limit} is not allowed; a request emits at least one token")
+
     @property
     def remaining(self) -> int:
         return self.limit - len(self.token_ids)

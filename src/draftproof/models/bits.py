@@ -140,19 +140,25 @@ def _over(function: Callable, samples: torch.Tensor, index: list[int]) -> torch.
 
 
 def _cancelling(layer: Any) -> torch.Tensor:
-    """Sample rows for which some outputs of `layer` all but vanish. Rounding to bfloat16 hides the order of additions
-    in 9,999 of 10,000 ordinary results, but not in what is left of terms that cancel."""
+    """Sample rows for which 64 outputs of `layer` all but vanish. Rounding to bfloat16 hides the order of additions in
+    9,999 of 10,000 ordinary results, but not in what is left over when the terms cancel."""
     weight = layer.weight.T if isinstance(layer, Conv1D) else layer.weight
     width = getattr(layer, "in_features", weight.shape[-1])
     x = _normal(_POOL, width)
-    if weight.is_floating_point():
-        some = torch.linspace(0, len(weight) - 1, min(64, len(weight), width // 2)).long()
-        w = weight[some.to(weight.device)].double().cpu()
-        bias = 0.0 if layer.bias is None else layer.bias[some.to(weight.device)].double().cpu()
-        gram = w @ w.T
-        gram += 1e-12 * gram.trace() * torch.eye(len(w), dtype=w.dtype)  # rows may repeat or be zero
-        x -= torch.linalg.solve(gram, (x @ w.T + bias).T).T @ w
-    return x
+    if not weight.is_floating_point():
+        return x
+    some = torch.linspace(0, len(weight) - 1, min(64, len(weight), width // 2)).long().to(weight.device)
+    bias = 0.0 if layer.bias is None else layer.bias[some].double().cpu()
+    return _cancelled(x, weight[some].double().cpu(), bias)
+
+
+def _cancelled(x: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """x, changed as little as makes x · row + bias vanish for every one of `rows`."""
+    gram = rows @ rows.mT
+    gram += (
+        1e-12 * torch.eye(gram.shape[-1], dtype=gram.dtype) * gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    )
+    return x - torch.linalg.solve(gram, (x @ rows.mT + bias).mT).mT @ rows
 
 
 def _ragged_values(activation: Callable, like: torch.Tensor) -> torch.Tensor:
@@ -171,11 +177,14 @@ def _query_multiple(shape: tuple, most: int, like: torch.Tensor) -> int | None:
     """The least multiple of one request's rows for which attention keeps their bits, also in a longer KV buffer."""
     heads, kv_heads, key_size, value_size, softcap = shape
     groups, step = heads // kv_heads, KV_STEP
-    q = _normal(1, heads, _POOL, key_size).to(like)
-    k = _normal(1, kv_heads, 2 * step, key_size).to(like)
-    v = _normal(1, kv_heads, 2 * step, value_size).to(like)
-    visible = (_normal(_POOL, 2 * step) > 0).to(like.device)
+    q, k = _normal(1, heads, _POOL, key_size), _normal(1, kv_heads, 2 * step, key_size)
+    visible = _normal(_POOL, 2 * step) > 0
     visible[:, step:] = False
+    # values that cancel under these weights, for the reason given at _cancelling
+    scores = q.reshape(1, kv_heads, groups * _POOL, key_size).to(like.dtype).double() @ k.to(like.dtype).double().mT
+    weights = (scores * key_size**-0.5).masked_fill(~visible.repeat(groups, 1), float("-inf")).softmax(-1)[:, :, :128]
+    v = _cancelled(_normal(1, kv_heads, value_size, 2 * step), weights).mT.contiguous()
+    q, k, v, visible = q.to(like), k.to(like), v.to(like), visible.to(like.device)
 
     def run(slots: int, index: list[int]) -> torch.Tensor:
         rows = q[:, :, index].reshape(1, kv_heads, groups * len(index), key_size)

@@ -24,10 +24,12 @@ def block(draft: Draft, rows: Sequence[Row], chance: Chance) -> Verdict:
     n = len(draft)
     weight: list[Any] = [1]
     for i, x in enumerate(draft.tokens):
-        # one expression, 0 included: p = 0 makes every later weight 0
-        weight.append(acceptance(weight[i] * rows[i][x], drawn_with(draft, i)))
+        owed = acceptance(weight[i] * rows[i][x], drawn_with(draft, i))
+        if owed == 0:  # so are all later weights: no prefix that long is ever kept, and its rows need not be read
+            break
+        weight.append(owed)
     tests: list[Test] = []
-    for i in range(n, 0, -1):
+    for i in range(len(weight) - 1, 0, -1):
         prob = weight[n] if i == n else _prefix_probability(draft, rows, weight[i], i)
         node = i - 1
         key = Key(draft.root, node, Purpose.ACCEPT, node)
@@ -40,8 +42,6 @@ def block(draft: Draft, rows: Sequence[Row], chance: Chance) -> Verdict:
 
 def _prefix_probability(draft: Draft, rows: Sequence[Row], weight: Any, i: int) -> Any:
     """h_i = R/(R + (1 − w)), R = Σ (w·p − q)₊ of the next node: exact 1 − w, since R + 1 − w loses it to rounding."""
-    if weight == 0:
-        return 0
     q = draft.law(i)
     # a point mass at x leaves nothing at x, and w·p everywhere else
     rest = weight * total(without(rows[i], draft.tokens[i])) if q is None else total(residual(rows[i], q, weight))
