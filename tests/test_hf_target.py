@@ -26,6 +26,9 @@ PLANS = {"unpadded": LAW_PLAN, "padded": RowPlan(multiple=4, most=8, kv_step=16,
 # branches of depth 1 to 5, siblings that stand apart, a path (1, 7, 8) and one (0, 2, 4, 5, 11) with gaps
 TREE = (ROOT, ROOT, 0, 0, 2, 4, 1, 1, 7, ROOT, 9, 5)
 
+# one branch longer than the window, its slots ahead of its positions
+DEEP = (ROOT, ROOT, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 0)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -159,7 +162,7 @@ def test_a_tree_is_scored_again_after_a_rollback(case):
     text = tokens_of(5, 14)
     session = case.target.open(40)
     case.prefill(session, text[:-1])
-    for seed, parents in ((20, TREE), (21, (ROOT, 0, 1, 2)), (22, (ROOT, ROOT, ROOT, 2, 1)), (23, TREE)):
+    for seed, parents in ((20, TREE), (21, (ROOT, 0, 1, 2)), (22, (ROOT, ROOT, ROOT, 2, 1)), (23, DEEP)):
         nodes = tokens_of(seed, len(parents))
         [scores] = case.target.forward([Feed(session, (text[-1], *nodes), parents)])
         case.check_tree(scores.logits, text, parents, nodes)

@@ -9,7 +9,7 @@ threads computes its ragged ends in another way) and its attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from .attention import attend
-from .support import attention_calls
+from .support import Trial, try_out
 
 MOST = 64
 """Most rows a forward may have where rows are padded. Every allowed count is measured, so more would cost load time.
@@ -63,33 +63,27 @@ LAW_PLAN = RowPlan(multiple=1, most=512)
 @torch.inference_mode()
 def measure_rows(model: nn.Module) -> RowPlan:
     """The widest plan under which everything that adds up a row's numbers keeps its bits, on this machine."""
-    calls = attention_calls(model) if isinstance(model, PreTrainedModel) else []
-    if _has_other_products(model):
+    trial = try_out(model) if isinstance(model, PreTrainedModel) else Trial(modules=set(model.modules()))
+    modules = {name: module for name, module in model.named_modules() if module in trial.modules}
+    if any(_has_other_products(name, module) for name, module in modules.items()):
         return LAW_PLAN
+    like = next(weight for weight in model.parameters() if weight.is_floating_point())
     most = MOST
-    for run in _row_runs(model):
+    for run in _row_runs(modules.values(), like):
         most = _agreeing([run], range(4, most + 1, 4))
         if most <= 4:
             return LAW_PLAN
-    shapes = {(call.heads, call.kv_heads, call.key_size, call.value_size, call.softcap) for call in calls}
-    multiples = [_query_multiple(shape, most, _floating(model)) for shape in shapes]
-    if None in multiples:
+    shapes = {(call.heads, call.kv_heads, call.key_size, call.value_size, call.softcap) for call in trial.calls}
+    multiples = [_query_multiple(shape, most, like) for shape in shapes]
+    if 0 in multiples:
         return LAW_PLAN
     return RowPlan(multiple=4, most=most, exact=True, query_multiple=max(multiples, default=1))
 
 
-def _has_other_products(model: nn.Module) -> bool:
+def _has_other_products(name: str, module: nn.Module) -> bool:
     """Matrices outside of linear layers, such as experts', which see as many rows as chance sends them."""
-    known = (nn.Linear, Conv1D, nn.Embedding, nn.Conv2d)  # the last in vision towers, which see no text
-    return any(
-        name.rpartition(".")[2] == "experts"
-        or (not isinstance(module, known) and any(weight.ndim > 1 for weight in module.parameters(recurse=False)))
-        for name, module in model.named_modules()
-    )
-
-
-def _floating(model: nn.Module) -> torch.Tensor:
-    return next(weight for weight in model.parameters() if weight.is_floating_point())
+    own = () if isinstance(module, nn.Linear | Conv1D | nn.Embedding) else module.parameters(recurse=False)
+    return "experts" in name.split(".") or any(weight.ndim > 1 for weight in own)
 
 
 _Run = Callable[[list[int]], torch.Tensor]
@@ -112,10 +106,10 @@ def _window(start: int, rows: int) -> list[int]:
     return [(start + i) % _POOL for i in range(rows)]
 
 
-def _row_runs(model: nn.Module) -> Iterator[_Run]:
+def _row_runs(modules: Iterable[nn.Module], like: torch.Tensor) -> Iterator[_Run]:
     """The distinct products, small ones first, and the activations at every width that a product takes."""
-    like, products, activations = _floating(model), {}, {}
-    for module in model.modules():
+    products, activations = {}, {}
+    for module in modules:
         if isinstance(module, nn.Linear | Conv1D):
             weight: Any = module.weight
             products[type(module), weight.shape, weight.dtype, module.bias is None] = module
@@ -155,9 +149,8 @@ def _cancelling(layer: Any) -> torch.Tensor:
 def _cancelled(x: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | float = 0.0) -> torch.Tensor:
     """x, changed as little as makes x · row + bias vanish for every one of `rows`."""
     gram = rows @ rows.mT
-    gram += (
-        1e-12 * torch.eye(gram.shape[-1], dtype=gram.dtype) * gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    )
+    ridge = (1e-9 * gram.amax()).clamp(min=1e-300)  # rows may repeat or be zero
+    gram += ridge * torch.eye(gram.shape[-1], dtype=gram.dtype)
     return x - torch.linalg.solve(gram, (x @ rows.mT + bias).mT).mT @ rows
 
 
@@ -173,8 +166,9 @@ def _ragged_values(activation: Callable, like: torch.Tensor) -> torch.Tensor:
     return every[(vector != single) & ~(vector.isnan() & single.isnan())]
 
 
-def _query_multiple(shape: tuple, most: int, like: torch.Tensor) -> int | None:
-    """The least multiple of one request's rows for which attention keeps their bits, also in a longer KV buffer."""
+def _query_multiple(shape: tuple, most: int, like: torch.Tensor) -> int:
+    """The least multiple of one request's rows for which attention keeps their bits, also in a longer KV buffer; 0 if
+    none does."""
     heads, kv_heads, key_size, value_size, softcap = shape
     groups, step = heads // kv_heads, KV_STEP
     q, k = _normal(1, heads, _POOL, key_size), _normal(1, kv_heads, 2 * step, key_size)
@@ -197,7 +191,7 @@ def _query_multiple(shape: tuple, most: int, like: torch.Tensor) -> int | None:
         counts = range(multiple, -(-most // _QUERY_MULTIPLES[-1]) * _QUERY_MULTIPLES[-1] + 1, multiple)
         if _agreeing(runs, counts) == counts[-1]:
             return multiple
-    return None
+    return 0
 
 
 def _normal(*shape: int) -> torch.Tensor:

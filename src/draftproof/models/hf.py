@@ -27,7 +27,7 @@ from ..trees import ancestors, depths
 from .attention import attend
 from .bits import RowPlan
 from .cache import KVCache
-from .support import NoCache, attention_calls, context_of
+from .support import NoCache, context_of, try_out
 
 ATTENTION = "draftproof"
 
@@ -115,7 +115,7 @@ class HFTarget:
     """A transformers causal language model as a `Target`. Feeds of any shape and any number of sessions at once."""
 
     def __init__(self, model: PreTrainedModel, plan: RowPlan) -> None:
-        attention_calls(model)  # refuses what cannot be driven
+        try_out(model)  # refuses what cannot be driven
         model.set_attn_implementation(ATTENTION)
         self.model = model.eval()
         self.plan = plan

@@ -7,10 +7,12 @@ through an attention function that only writes down what it was asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -74,27 +76,34 @@ def _write_down(
 ALL_ATTENTION_FUNCTIONS.register(_TRIAL, _write_down)
 
 
-def attention_calls(model: PreTrainedModel) -> list[Call]:
-    """How the model's layers attend, layer by layer. A ValueError that names the model if it cannot be driven."""
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a forward over text does. modules: those that ran, so not a vision tower's."""
+
+    calls: list[Call] = field(default_factory=list)
+    modules: set[nn.Module] = field(default_factory=set)
+
+
+def try_out(model: PreTrainedModel) -> Trial:
+    """Run a few tokens and leave the model as it was. A ValueError that names the model if it cannot be driven."""
     config = model.config.get_text_config()
-    why, calls = next(_flags_against(model, config), None), []
+    why, trial = next(_flags_against(model, config), None), Trial()
     if why is None:
         try:
-            calls = _try_out(model)
+            _run(model, trial)
         except (AttributeError, TypeError, ValueError, KeyError, NotImplementedError) as error:
             why = f"does not run through draftproof's attention: {error}"
         else:
-            why = next(_calls_against(calls, config), None)
+            why = next(_calls_against(trial.calls, config), None)
     if why is not None:
         raise ValueError(f"model: {type(model).__name__} (model type {config.model_type}) {why}")
-    return calls
+    return trial
 
 
 @torch.inference_mode()
-def _try_out(model: PreTrainedModel) -> list[Call]:
-    """Run four tokens and leave the model as it was."""
-    calls: list[Call] = []
+def _run(model: PreTrainedModel, trial: Trial) -> None:
     training, known = model.training, model.config._attn_implementation
+    hook = register_module_forward_pre_hook(lambda module, args: trial.modules.add(module))
     model.eval().set_attn_implementation(_TRIAL)
     try:
         model(
@@ -103,11 +112,11 @@ def _try_out(model: PreTrainedModel) -> list[Call]:
             cache=NoCache(),
             use_cache=True,
             logits_to_keep=1,
-            draftproof=calls,
+            draftproof=trial.calls,
         )
     finally:
+        hook.remove()
         model.train(training).set_attn_implementation(known)
-    return calls
 
 
 def _flags_against(model: PreTrainedModel, config: PretrainedConfig) -> Iterator[str]:
