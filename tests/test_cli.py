@@ -1,6 +1,7 @@
 """The command line: what a person types and what comes back."""
 
 import json
+import os
 
 import pytest
 
@@ -83,6 +84,12 @@ def test_the_prompt_may_come_from_standard_input(folder, capsys, monkeypatch):
         (["x", "--exact", "maybe"], "exact: 'maybe' is unknown"),
         (["x", "--device", "abacus"], "device: 'abacus' cannot be used"),
         (["x", "--threads", "0"], "threads: 0 is not allowed"),
+        (["x", "--device", "meta"], "device: 'meta' cannot be used"),
+        (["x", "--trace", "/no/such/folder/t.jsonl"], "there is no folder '/no/such/folder'"),
+        (["x", "--trace", "/"], "--trace: '/' is a folder"),
+        (["x", "--no-speculation", "--draft", "eagle"], "--draft: 'eagle' is unknown"),
+        (["x", "--stop", ""], "stop: '' is not allowed"),
+        (["x", "--seed", "-1"], "seed: -1 is not allowed"),
         (["  "], "prompt: it is empty"),
         ([], "Missing argument 'prompt'"),
     ],
@@ -103,6 +110,38 @@ def test_a_prompt_longer_than_the_context_is_refused(folder, capsys):
 def test_a_draft_of_another_vocabulary_is_refused(folder, tmp_path, capsys):
     assert generate("a", "--model", folder, "--draft", f"model:{make_folder(tmp_path, reverse=True)}") == 2
     assert "another vocabulary" in capsys.readouterr().err
+
+
+def test_a_trace_follows_links_and_leaves_pipes_and_devices_what_they_are(folder, capsys, tmp_path):
+    real, link, pipe = tmp_path / "real", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(real)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for trace in (link, pipe):
+        assert generate("ab", "--model", folder, "--max-tokens", 2, "--temperature", 0, "--trace", trace) == 0
+    assert link.is_symlink()
+    assert real.read_text().startswith('{"round": 0')
+    assert pipe.is_fifo()
+    assert os.read(reader, 20).startswith(b'{"round": 0')
+    os.close(reader)
+
+
+def test_a_fault_of_ours_is_one_line_too_and_debug_shows_it(folder, capsys, monkeypatch):
+    def fail(*args):
+        raise TypeError("a fault")
+
+    monkeypatch.setattr("draftproof.cli.generate.summary", fail)
+    assert generate("x", "--model", folder, "--max-tokens", 1) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "draftproof: unexpected TypeError: a fault (--debug shows where)"
+    with pytest.raises(TypeError, match="a fault"):
+        generate("x", "--model", folder, "--max-tokens", 1, "--debug")
+
+
+def test_without_a_command_the_help_is_printed_and_nothing_else(capsys):
+    assert run([]) == 2
+    out, err = capsys.readouterr()
+    assert "generate" in out + err
+    assert "draftproof: \n" not in err
 
 
 def test_help_has_an_example(capsys):

@@ -97,6 +97,17 @@ class _OtherKernel(nn.Linear):
         return super().forward(x) * (1 if x.shape[-2] <= self.limit else 1 + 2**-20)
 
 
+class _OtherHalves(nn.Linear):
+    """The same sums, above `limit` rows of two halves: rounded to bfloat16, most results do not show it."""
+
+    limit = 4
+
+    def forward(self, x):
+        terms = (x.float()[..., None, :] * self.weight.float()).unflatten(-1, (2, -1))
+        halves = x.shape[-2] > self.limit
+        return (terms.sum(-1).sum(-1) if halves else terms.flatten(-2).cumsum(-1)[..., -1]).to(x.dtype)
+
+
 class _RaggedEnd(nn.SiLU):
     """A vector loop, but for rows beyond `limit` and for what is not contiguous."""
 
@@ -107,9 +118,18 @@ class _RaggedEnd(nn.SiLU):
         return super().forward(x) * (1 if vector else 1 + 2**-20)
 
 
-@pytest.mark.parametrize("kind", [_OtherKernel, _RaggedEnd])
-def test_what_changes_with_the_row_count_ends_the_plan(kind, monkeypatch):
-    model = _OtherKernel(16, 16) if kind is _OtherKernel else nn.Sequential(nn.Linear(16, 16), _RaggedEnd())
+CHANGING = {
+    "product": (_OtherKernel, lambda: _OtherKernel(16, 16)),
+    "order of additions": (_OtherHalves, lambda: _OtherHalves(64, 16, bias=False).bfloat16()),
+    "activation": (_RaggedEnd, lambda: nn.Sequential(nn.Linear(16, 16), _RaggedEnd())),
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_what_changes_with_the_row_count_ends_the_plan(name, monkeypatch):
+    kind, make = CHANGING[name]
+    torch.manual_seed(0)
+    model = make()
     assert measure_rows(model) == LAW_PLAN
     monkeypatch.setattr(kind, "limit", 12)
     plan = measure_rows(model)

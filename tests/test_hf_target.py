@@ -20,7 +20,7 @@ from draftproof.models.hf import HFTarget
 from draftproof.trees import path_to
 from tests.tiny import ARCHITECTURES, WINDOW, Architecture, Stock, build, randomise, tokens_of
 
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 5e-5}  # logits reach 10; seen: 0 and 2e-5
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}  # logits reach 16; seen: 5e-7 (the rounding to float32) and 3e-5
 PLANS = {"unpadded": LAW_PLAN, "padded": RowPlan(multiple=4, most=8, kv_step=16, exact=True, query_multiple=8)}
 
 # branches of depth 1 to 5, siblings that stand apart, a path (1, 7, 8) and one (0, 2, 4, 5, 11) with gaps

@@ -83,26 +83,16 @@ def test_the_context_is_filled_to_the_limit_and_no_further(folder):
     assert done.config["limit"] == 512 - len(prompt)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda llm: llm.encode(""), "prompt: it is empty"),
-        (lambda llm: llm.encode("x", system="s", raw=True), "system: 's' cannot be used"),
-        (lambda llm: llm.start([1] * 512), "512 tokens leave no room in the model's context of 512"),
-        (lambda llm: llm.speculating({"metod": "ngram"}), "unknown key 'metod'; known are method"),
-        (lambda llm: llm.speculating({"method": "eagle"}), "'eagle' is unknown; known are ngram"),
-        (lambda llm: llm.speculating({"method": "draft_model"}), "draft_model needs one"),
-        (lambda llm: llm.speculating({"verify": "typical"}), "'typical' is unknown; known are coupled"),
-        (lambda llm: llm.speculating({"num_speculative_tokens": -1}), "num_speculative_tokens: -1"),
-        (lambda llm: SamplingParams(top_p=0.0), "top_p: 0.0 is not allowed; it must be in"),
-        (lambda llm: SamplingParams(temperature=float("nan")), "temperature: nan"),
-    ],
-)
-def test_bad_input_is_one_clear_line(plain, make, words):
-    with pytest.raises(ValueError, match=r"^\w+: .+") as caught:
-        make(plain)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_one_stop_string_may_stand_alone():
+    assert SamplingParams(stop="x", stop_token_ids=[3]) == SamplingParams(stop=("x",), stop_token_ids=(3,))
+
+
+def test_two_requests_interleaved_do_not_disturb_each_other(plain):
+    expected = [plain.start([1, 2, 3, seed], sampled(seed)).result().token_ids for seed in range(2)]
+    requests = [plain.start([1, 2, 3, seed], sampled(seed)) for seed in range(2)]
+    for _ in zip(*requests, strict=False):
+        pass
+    assert [request.result().token_ids for request in requests] == expected
 
 
 def test_a_draft_of_another_vocabulary_is_refused(plain, tmp_path):
@@ -116,5 +106,7 @@ def test_generation_config_gives_the_defaults_and_what_is_not_applied_is_named()
     params = default_params(given)
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.7, 20, 0.8, 0.0)
     assert not_applied(given) == {"repetition_penalty": 1.05}
+    asked = {"num_beams": 4, "stop_strings": ["x"], "max_new_tokens": 9, "num_return_sequences": 1, "use_cache": True}
+    assert set(not_applied(asked)) == {"num_beams", "stop_strings", "max_new_tokens"}
     assert default_params({}).temperature == 1.0
     assert default_params({"do_sample": False, "temperature": 0.6}).greedy

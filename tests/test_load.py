@@ -1,6 +1,7 @@
 """Names -> folders: the order of look-ups, and a conversion that is whole or absent."""
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from draftproof.models import load as loading
 from tests.folders import make_folder
@@ -45,3 +46,32 @@ def test_a_broken_gguf_is_one_clear_line(tmp_path):
     with pytest.raises(ValueError, match=r"^model: .*m\.gguf") as caught:
         loading.resolve(str(gguf), tmp_path / "cache")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", ["dropped", "renamed"])
+def test_a_checkpoint_that_lacks_a_tensor_is_refused_and_the_tensor_named(tmp_path, fault):
+    folder = make_folder(tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    tensor = tensors.pop("model.layers.1.self_attn.q_proj.weight")
+    if fault == "renamed":
+        tensors["model.layers.1.self_attn.queries.weight"] = tensor
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"missing keys: model\.layers\.1\.self_attn\.q_proj\.weight"):
+        loading.load(str(folder), cache_dir=tmp_path)
+
+
+def test_a_broken_folder_is_one_clear_line(tmp_path):
+    folder = make_folder(tmp_path / "m")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"^model: .* cannot be loaded: .+") as caught:
+        loading.load(str(folder), cache_dir=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("written", "words"), [("{bad", "is not JSON"), ("[]", "holds list")])
+def test_a_broken_generation_config_is_named(tmp_path, written, words):
+    folder = make_folder(tmp_path / "m")
+    (folder / "generation_config.json").write_text(written)
+    with pytest.raises(ValueError, match=rf"generation_config\.json {words}"):
+        loading.load(str(folder), cache_dir=tmp_path)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,23 +24,35 @@ _TREE = (ROOT, ROOT, 0, 0, 1, 2, 3, 5)  # two children, grandchildren, a branch 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One comparison: how many rows of logits were compared, how many differ in any bit."""
+    """One comparison: how many rows of logits were compared, how many differ in any bit.
+
+    claimed: whether the claim of bit-exactness covers it. Chains it does; trees it does not (docs/decisions/0004).
+    """
 
     name: str
     rows: int
     differ: int
+    claimed: bool = True
 
 
-def examine(target: HFTarget, *, seed: int = 0, progress: Progress = lambda message: None) -> list[Finding]:
+def examine(
+    target: HFTarget,
+    *,
+    lengths: Sequence[int] = (_TAIL + 6, 90, 300, 552),
+    seed: int = 0,
+    progress: Progress = lambda message: None,
+) -> list[Finding]:
     """Compare rows computed in company with the same rows computed one at a time, alone.
 
     Company is everything that may change between runs: the chunks a prompt came in, the place of a row in its forward,
-    other requests, draft trees around it, and where it stands against a step of the KV buffer.
+    other requests, draft trees around it, and where it stands against a step of the KV buffer (512 slots). `lengths`
+    are those of the random texts.
     """
+    if target.max_context < 2 * (_TAIL + len(_TREE)):
+        raise ValueError(f"model: its context of {target.max_context} tokens is too short to examine")
     rng = np.random.default_rng(seed)
-    longest = min(target.max_context - len(_TREE), target.plan.kv_step + 40)
-    lengths = sorted({min(n, longest) for n in (_TAIL + 6, 90, 300, longest)})
-    texts = [rng.integers(0, target.vocab_size, n).tolist() for n in lengths]
+    longest = target.max_context - len(_TREE)
+    texts = [rng.integers(0, target.vocab_size, min(n, longest)).tolist() for n in lengths]
     progress("one token at a time")
     alone = [_alone(target, text) for text in texts]
     findings = []
@@ -51,6 +63,12 @@ def examine(target: HFTarget, *, seed: int = 0, progress: Progress = lambda mess
     progress("draft trees")
     findings.append(_trees(target, texts, rng))
     return findings
+
+
+def claim(target: HFTarget, findings: Sequence[Finding]) -> Literal["bit-exact", "same law"]:
+    """What may be said of this model on this machine after the comparisons."""
+    broken = any(finding.differ for finding in findings if finding.claimed)
+    return "bit-exact" if target.plan.exact and not broken else "same law"
 
 
 def _alone(target: HFTarget, text: Sequence[int]) -> np.ndarray:
@@ -95,7 +113,7 @@ def _trees(target: HFTarget, texts: list[list[int]], rng: np.random.Generator) -
         [scores] = target.forward([Feed(session, (text[-1], *nodes), _TREE)])
         tree.append(scores.logits)
         paths.append(np.stack(list(_paths(target, session, text, nodes))))
-    return _compare("draft trees, against their paths", paths, tree)
+    return replace(_compare("draft trees, against their paths (not claimed)", paths, tree), claimed=False)
 
 
 def _paths(target: HFTarget, session: Any, text: Sequence[int], nodes: Sequence[int]) -> Iterator[np.ndarray]:

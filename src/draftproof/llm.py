@@ -22,7 +22,7 @@ from .drafters import ModelDrafter, NGramDrafter, NoDrafter
 from .loop import decode
 from .models.load import Loaded, load
 from .rules import RULES
-from .sampling import SamplingParams, law_of
+from .sampling import SamplingParams, check_integer, law_of
 from .speculation import SpeculativeConfig
 from .stats import Stats
 from .text import IncrementalText
@@ -87,10 +87,9 @@ class LLM:
         notify: Callable[[str], None] = lambda message: None,
     ) -> None:
         if threads is not None:
-            if threads < 1:
-                raise ValueError(f"threads: {threads} is not allowed; it must be >= 1")
+            check_integer("threads", threads, lambda n: 1 <= n <= 1024, "in 1 .. 1024")
             torch.set_num_threads(threads)
-        speculation = SpeculativeConfig.of(speculative_config or {"method": "none"})
+        speculation = SpeculativeConfig.of({"method": "none"} if speculative_config is None else speculative_config)
         self._load = partial(load, dtype=dtype, device=device, cache_dir=cache_dir, notify=notify)
         self.exact = exact
         began = time.perf_counter()
@@ -124,8 +123,12 @@ class LLM:
 
     def encode(self, prompt: str, *, system: str | None = None, raw: bool = False) -> list[int]:
         """Prompt -> tokens, through the chat template unless `raw` or the model has none."""
+        if not isinstance(prompt, str):
+            raise ValueError(f"prompt: {prompt!r} is not allowed; it must be a string")
         if not prompt:
             raise ValueError("prompt: it is empty; give some text")
+        _require_unicode("prompt", prompt)
+        _require_unicode("system", system or "")
         tokenizer = self.loaded.tokenizer
         if raw or not tokenizer.chat_template:
             if system is not None:
@@ -146,6 +149,11 @@ class LLM:
 
     def start(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Generation:
         """A request, not yet run; iterate over it to stream."""
+        size = self.loaded.target.vocab_size
+        if not len(prompt):
+            raise ValueError("prompt: it has no tokens; it must have at least one")
+        for token in prompt:
+            check_integer("prompt", token, lambda token: 0 <= token < size, f"in 0 .. {size - 1}, a token id")
         room = self.loaded.target.max_context - len(prompt)
         if room < 1:
             raise ValueError(
@@ -249,7 +257,8 @@ class Generation:
         for _ in self:
             pass
         output = self.output
-        assert output.finish_reason is not None
+        if output.finish_reason is None:
+            raise RuntimeError("result: the request was interrupted or failed before it ended; start it again")
         return Completion(
             output.text,
             tuple(output.token_ids),
@@ -269,18 +278,32 @@ def default_params(generation: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**{name: generation[name] for name in names if generation.get(name) is not None})
 
 
+_APPLIED = {"temperature", "top_k", "top_p", "min_p", "do_sample", "eos_token_id"}
+_ABOUT_NO_TOKEN = {  # entries of a generation_config.json that change no token
+    *("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "_from_model_config"),
+    *("use_cache", "cache_implementation", "cache_config", "return_dict_in_generate", "output_attentions"),
+    *("output_hidden_states", "output_scores", "output_logits", "trust_remote_code", "max_length"),
+}
+_NEUTRAL = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "typical_p": 1.0,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "guidance_scale": 1.0,
+}
+
+
 def not_applied(generation: Mapping[str, Any]) -> dict[str, Any]:
     """What a generation_config.json asks for beyond that, and does not get yet: reported, never silently dropped."""
-    neutral = {
-        "repetition_penalty": 1.0,
-        "no_repeat_ngram_size": 0,
-        "typical_p": 1.0,
-        "bad_words_ids": None,
-        "suppress_tokens": None,
-        "min_length": 0,
-        "min_new_tokens": None,
+    ignored = _APPLIED | _ABOUT_NO_TOKEN
+    return {
+        name: value
+        for name, value in generation.items()
+        if name not in ignored and value not in (None, False, 0, [], {}) and value != _NEUTRAL.get(name)
     }
-    return {name: generation[name] for name, off in neutral.items() if generation.get(name, off) not in (off, None)}
 
 
 def end_ids(generation: Mapping[str, Any], fallback: int | None) -> frozenset[int]:
@@ -299,3 +322,10 @@ def _require_same_vocabulary(target: Loaded, draft: Loaded) -> None:
             f"draft: {draft.name!r} has another vocabulary than {target.name!r} ({differ} entries differ); "
             "a draft model needs its target's tokenizer"
         )
+
+
+def _require_unicode(name: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: it is not valid Unicode text at character {error.start}") from None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .rules import RULES
+from .sampling import check_integer
 
 METHODS = ("ngram", "draft_model", "none")
 
@@ -33,12 +34,20 @@ class SpeculativeConfig:
             raise ValueError(f"model: method {self.method!r} with draft model {self.model!r}; draft_model needs one")
         if self.verify not in RULES:
             raise ValueError(f"verify: {self.verify!r} is unknown; known are {', '.join(RULES)}")
-        if self.num_speculative_tokens < 0:
-            raise ValueError(f"num_speculative_tokens: {self.num_speculative_tokens} is not allowed; it must be >= 0")
+        check_integer("num_speculative_tokens", self.num_speculative_tokens, lambda n: n >= 0, ">= 0")
+        check_integer("prompt_lookup_min", self.prompt_lookup_min, lambda n: n >= 1, ">= 1")
+        check_integer(
+            "prompt_lookup_max",
+            self.prompt_lookup_max,
+            lambda n: n >= self.prompt_lookup_min,
+            f">= prompt_lookup_min ({self.prompt_lookup_min})",
+        )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
         """From a mapping, refusing keys that mean nothing."""
+        if not isinstance(given, Mapping):
+            raise ValueError(f"speculative_config: {given!r} is not allowed; it must be a mapping, such as a dict")
         known = [f.name for f in fields(cls)]
         for key in given:
             if key not in known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -41,21 +40,22 @@ def root(
 
 
 def run(argv: list[str]) -> int:
-    """Run a command line; 0 for success, 2 for a mistake of the caller's, 130 for an interrupt."""
+    """Run a command line; 0 for success, 1 for a fault of ours, 2 for one of the caller's, 130 for an interrupt."""
     try:
         result = app(argv, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader is gone; so is anyone who would read a complaint
-        return 141
     except Exception as error:
         format_message = getattr(error, "format_message", None)
         if format_message is not None:  # the command line itself is wrong: an unknown option, a missing argument
-            note(format_message())
-        elif isinstance(error, ValueError | OSError) and "--debug" not in argv:
-            note(str(error))
-        else:
+            if format_message():  # empty where the help was printed instead
+                note(format_message())
+            return 2
+        if "--debug" in argv:
             raise
-        return 2
+        if isinstance(error, ValueError | OSError):
+            note(str(error))
+            return 2
+        note(f"unexpected {type(error).__name__}: {error} (--debug shows where)")
+        return 1
     return result if isinstance(result, int) else 0

@@ -29,14 +29,13 @@ def doctor(
 
     Example: **draftproof doctor --dtype float32**
     """
-    from ..doctor import examine, forward_milliseconds, machine
+    from ..doctor import claim, examine, forward_milliseconds, machine
     from ..llm import LLM
 
     llm = LLM(model, dtype=dtype, device=device, threads=threads, notify=note)
     target = llm.loaded.target
     findings = examine(target, progress=note if sys.stderr.isatty() else lambda message: None)
-    differ = sum(finding.differ for finding in findings)
-    claim = "bit-exact" if target.plan.exact and differ == 0 else "same law"
+    verdict = claim(target, findings)
     report = {
         "machine": machine(),
         "model": llm.loaded.name,
@@ -44,7 +43,7 @@ def doctor(
         "load_seconds": llm.load_seconds,
         "rows": asdict(target.plan),
         "findings": [asdict(finding) for finding in findings],
-        "claim": claim,
+        "claim": verdict,
         "forward_ms": forward_milliseconds(target),
     }
     if as_json:
@@ -62,4 +61,4 @@ def doctor(
         "bit-exact": "the same seed gives the same text with speculation on or off",
         "same law": "the text has the target's law; the same seed may give another text with speculation on",
     }
-    print(f"claim     {claim}: {meaning[claim]}")
+    print(f"claim     {verdict}: {meaning[verdict]}")

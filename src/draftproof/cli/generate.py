@@ -89,14 +89,12 @@ def generate(
 def speculative_config(draft: str, off: bool, depth: int, verify: str) -> dict[str, Any]:
     """--draft and its neighbours -> `speculative_config`."""
     config: dict[str, Any] = {"num_speculative_tokens": depth, "verify": verify}
+    kind, _, name = draft.partition(":")
+    if draft not in ("ngram", "none") and not (kind == "model" and name):
+        raise ValueError(f"--draft: {draft!r} is unknown; use ngram, model:NAME or none")
     if off or draft == "none":
         return config | {"method": "none"}
-    if draft == "ngram":
-        return config | {"method": "ngram"}
-    kind, _, name = draft.partition(":")
-    if kind == "model" and name:
-        return config | {"method": "draft_model", "model": name}
-    raise ValueError(f"--draft: {draft!r} is unknown; use ngram, model:NAME or none")
+    return config | ({"method": "ngram"} if draft == "ngram" else {"method": "draft_model", "model": name})
 
 
 def check_early(text: str, sampling: dict[str, Any], speculation: dict[str, Any], trace: Path | None) -> None:
@@ -108,6 +106,8 @@ def check_early(text: str, sampling: dict[str, Any], speculation: dict[str, Any]
         raise ValueError("prompt: it is empty; give some text")
     SpeculativeConfig.of(speculation)
     SamplingParams(**sampling)
+    if trace is not None and trace.is_dir():
+        raise ValueError(f"--trace: {str(trace)!r} is a folder; it must be a file")
     if trace is not None and not trace.parent.is_dir():
         raise ValueError(f"--trace: there is no folder {str(trace.parent)!r} to write {trace.name} in")
 
@@ -157,11 +157,12 @@ def aside(path: Path | None) -> Any:
 
 
 class _Aside:
-    """Writes PATH.part, renamed to PATH on leaving."""
+    """Writes PATH.part, renamed to PATH on leaving. A pipe or a device is written as it is."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._part = path.with_name(path.name + ".part")
+        self._path = path.resolve()
+        plain = self._path.is_file() or not self._path.exists()
+        self._part = self._path.with_name(self._path.name + ".part") if plain else self._path
 
     def __enter__(self) -> IO[str]:
         self._file = self._part.open("w", encoding="utf-8")
@@ -169,4 +170,5 @@ class _Aside:
 
     def __exit__(self, *error: object) -> None:
         self._file.close()
-        self._part.replace(self._path)
+        if self._part != self._path:
+            self._part.replace(self._path)

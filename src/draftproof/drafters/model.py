@@ -75,4 +75,8 @@ class ModelDrafter:
         self._model.commit([guide.model], [()])
         guide.fed += pending
         logits = scores.logits[0][: guide.context.vocab_size]
-        return fit(guide.context.law(logits, [*guide.tokens, *drafted]), guide.context.vocab_size)
+        try:
+            row = guide.context.law(logits, [*guide.tokens, *drafted])
+        except ValueError as error:
+            raise ValueError(f"draft model {self._name}: {error}") from error
+        return fit(row, guide.context.vocab_size)

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,15 +70,27 @@ def load(
         raise ValueError(f"exact: {exact!r} is unknown; known are bits, law")
     where = _device(device)
     path = resolve(name, cache_dir or default_cache_dir(), notify)
+    generation = _generation_config(path)
     with _quiet_transformers():
         try:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype])
+            loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], output_loading_info=True)
             tokenizer = AutoTokenizer.from_pretrained(path)
-        except (ValueError, OSError, KeyError) as error:
+        except Exception as error:  # whatever a broken folder makes the libraries raise
             raise ValueError(f"model: {name!r} ({path}) cannot be loaded: {_first_line(error)}") from error
+    model, found = loaded
+    _require_weights(name, found)
     model.to(where)
     target = HFTarget(model, measure_rows(model) if exact == "bits" else LAW_PLAN)
-    return Loaded(name, path, target, tokenizer, _generation_config(path))
+    return Loaded(name, path, target, tokenizer, generation)
+
+
+def _require_weights(name: str, found: Mapping[str, Any]) -> None:
+    """Transformers fills what a checkpoint lacks with random numbers; here that is an error."""
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        keys = sorted(map(str, found[kind]))
+        if keys:
+            shown = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
+            raise ValueError(f"model: {name!r} has {kind.replace('_', ' ')}: {shown}")
 
 
 def _device(name: str) -> torch.device:
@@ -87,28 +99,42 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device: {name!r} cannot be used: {_first_line(error)}") from error
     return device
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _generation_config(path: Path) -> dict[str, Any]:
     file = path / "generation_config.json"
-    return json.loads(file.read_text()) if file.exists() else {}
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"model: {file} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"model: {file} holds {type(found).__name__}; it must hold an object")
+    return found
 
 
 def resolve(name: str, cache_dir: Path, notify: Notify = lambda message: None) -> Path:
     """The folder that holds the model `name`, made or downloaded if need be."""
-    given = Path(name).expanduser()
+    try:
+        given = Path(name).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise ValueError(f"model: {name!r}: {error}") from error
     if given.is_dir():
         if not (given / "config.json").exists():
             raise ValueError(f"model: folder {name!r} holds no config.json; give a folder in Hugging Face's layout")
         return given
-    if given.suffix == ".gguf":
+    if given.suffix.lower() == ".gguf":
         if not given.is_file():
             raise ValueError(f"model: there is no file {name!r}")
         stamp = given.stat()
@@ -141,7 +167,7 @@ def _converted(gguf: Path, folder: Path, notify: Notify) -> Path:
     try:
         _convert(gguf, aside)
         aside.rename(folder)
-    except (ValueError, OSError, KeyError) as error:
+    except Exception as error:  # whatever a broken file makes the libraries raise
         if not (folder / "config.json").exists():  # else another process was first: its copy is as good
             raise ValueError(f"model: {gguf} cannot be converted: {_first_line(error)}") from error
     finally:
@@ -151,9 +177,15 @@ def _converted(gguf: Path, folder: Path, notify: Notify) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     with _quiet_transformers(progress=True):
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
         )
+        model, found = loaded
+        _require_weights(gguf.name, found)
         model.hf_quantizer = None  # the loader leaves one behind that refuses to save
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
