@@ -32,7 +32,7 @@ def make_folder(
     config = LlamaConfig(
         vocab_size=257,
         hidden_size=64,
-        intermediate_size=128,
+        intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
