@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_ids_with_every_drafter(plain, folder, othe
     assert got.text == expected.text
     assert got.stats.drafted > 0
     if method == "self":
-        assert got.stats.accepted == got.stats.drafted
+        assert got.stats.accepted >= got.stats.drafted - depth, "only the end may cut a draft short"
 
 
 @pytest.mark.parametrize("verify", ["token", "block"])
