@@ -330,3 +330,11 @@ def test_measuring_leaves_the_model_as_it_was():
     assert model.training
     assert model.config._attn_implementation == "eager"
     np.testing.assert_array_equal(Stock(model).logits(tokens_of(41, 20)), before)
+
+
+@pytest.mark.parametrize("path", [(1,), (0, 2), (0, 1, 0), (-1,)])
+def test_a_commit_that_is_no_path_is_refused(case, path):
+    session = case.target.open(8)
+    case.target.forward([Feed(session, (1, 2, 3, 4), parents=(ROOT, 0, ROOT))])
+    with pytest.raises(ValueError, match="is not a path of the draft"):
+        case.target.commit([session], [path])

@@ -52,6 +52,15 @@ def ancestors(parents: Sequence[int]) -> Bool[np.ndarray, "n n"]:
     return mask
 
 
+def require_path(parents: Sequence[int], path: Sequence[int]) -> None:
+    """Refuse nodes that are not the root's child, its child, and so on."""
+    above = ROOT
+    for node in path:
+        if not (0 <= node < len(parents) and parents[node] == above):
+            raise ValueError(f"path: {tuple(path)} is not a path of the draft with parents {tuple(parents)}")
+        above = node
+
+
 def path_to(parents: Sequence[int], node: int) -> list[int]:
     """Nodes from the root's child down to `node`; empty for ROOT."""
     path: list[int] = []

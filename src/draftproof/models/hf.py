@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..base import Feed, Scores
-from ..trees import ancestors, depths
+from ..trees import ancestors, depths, require_path
 from .attention import attend
 from .bits import RowPlan
 from .cache import KVCache
@@ -179,6 +179,7 @@ class HFTarget:
             feed = session.feed
             if feed is None:
                 raise ValueError("commit: nothing was fed to this session since its last commit")
+            require_path(feed.parents, path)
             base = session.cache.length + feed.committed
             session.cache.compact(base, path)
             session.cache.length = base + len(path)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..base import ROOT, Feed, Row, Scores
-from ..trees import path_to
+from ..base import Feed, Row, Scores
+from ..trees import path_to, require_path
 
 
 @dataclass(slots=True)
@@ -57,11 +57,7 @@ class TableTarget:
             feed = session.feed
             if feed is None:
                 raise ValueError("commit: nothing was fed to this session since its last commit")
-            above = ROOT
-            for node in path:
-                if feed.parents[node] != above:
-                    raise ValueError(f"commit: {tuple(path)} is not a path of the draft with parents {feed.parents}")
-                above = node
+            require_path(feed.parents, path)
             session.tokens += feed.tokens[: feed.committed]
             session.tokens += [feed.tokens[feed.committed + node] for node in path]
             session.feed = None
