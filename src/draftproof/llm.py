@@ -101,8 +101,8 @@ class LLM:
         self.speculation = speculation
         self._draft_model: Loaded | None = None
         if speculation.model is not None:
-            # a draft's bits cannot change the text, so its forwards are not padded
-            self._draft_model = self._load(speculation.model, exact="law")
+            # a draft's bits cannot change the text, but a model must agree with itself when it drafts for itself
+            self._draft_model = self._load(speculation.model, exact=self.exact)
             _require_same_vocabulary(self.loaded, self._draft_model)
 
     def speculating(self, config: Mapping[str, Any]) -> LLM:

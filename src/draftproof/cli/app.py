@@ -13,7 +13,7 @@ from .notes import note
 
 app = typer.Typer(
     name="draftproof",
-    help="Speculative decoding that you can prove: faster, and exactly the target model's output.",
+    help="Speculative decoding that you can prove: exactly the target model's output.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
