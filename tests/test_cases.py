@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from draftproof.audit.exact import LoopCase, deviation, emitted_law, fractions_row, law_of_result, target_law
+from draftproof.audit.toys import argmax, chooser
 from draftproof.base import Chance, Draft, Key, Kind, Purpose, Row, Rule, Step, Verdict
 from draftproof.chance import PhiloxChance
 from draftproof.commit import Output
@@ -22,13 +23,12 @@ from draftproof.models.table import TableTarget, hashed_logits
 from draftproof.rules import RULES, block, coupled, token
 from draftproof.sampling import SamplingParams, law_of
 from draftproof.stats import Stats
-from tests.toys import Chooser, Letters, argmax, chi_square, chi_square_limit, constant, decoded, reference
+from tests.toys import CHAIN_RULES, Letters, chi_square, chi_square_limit, constant, decoded, kind_for, reference
 
 P, Q = fractions_row(5, 3, 2), fractions_row(6, 3, 1)
 FAR = fractions_row(2, 3, 5)
 V = 32
 TAB, OTHER = hashed_logits(V), hashed_logits(V, salt=1)
-KINDS = {"token": Kind.SAMPLED, "block": Kind.SAMPLED, "coupled": Kind.COUPLED}
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
@@ -142,9 +142,9 @@ def test_T10_the_recorded_q_is_the_array_the_token_was_drawn_from(rule: Rule):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", CHAIN_RULES)
 def test_T13_temperature_and_top_k_jointly_over_three_tokens(name: str):
-    kind = KINDS[name]
+    kind = kind_for(name)
     params = SamplingParams(temperature=0.5, top_k=2, max_tokens=3)
     law = law_of(params)
     p, q = hashed_logits(4, salt=1), hashed_logits(4, salt=8)
@@ -322,7 +322,7 @@ def test_T29_the_stop_that_comes_first_in_the_text_wins(k: int):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", CHAIN_RULES)
 def test_T30_exactly_max_tokens_and_no_draft_that_cannot_be_emitted(limit: int, rule: str):
     params = SamplingParams(max_tokens=limit)
     prompt = [1, 2] * 4
@@ -344,16 +344,16 @@ def test_T34_a_round_without_drafts_replaces_nothing(rule: Rule):
     assert chance.seen[0] is p
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", CHAIN_RULES)
 def test_T34_other_seeds_say_other_things(rule: str):
     params = SamplingParams(max_tokens=20)
     texts = [decoded(TAB, V, NoDrafter(), PhiloxChance(seed), rule=rule, params=params)[0] for seed in range(20)]
     assert len({tuple(text.token_ids) for text in texts}) >= 19
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", CHAIN_RULES)
 def test_T39_never_more_than_k_and_the_second_call_is_the_first(rule: str):
-    drafter, params = drawn(kind=KINDS[rule]), SamplingParams(max_tokens=40)
+    drafter, params = drawn(kind=kind_for(rule)), SamplingParams(max_tokens=40)
     calls = [decoded(TAB, V, drafter, PhiloxChance(8), rule=rule, k=5, params=params) for _ in range(2)]
     assert calls[0][0] == calls[1][0]
     assert [step.verdict for step in calls[0][1]] == [step.verdict for step in calls[1][1]]
@@ -364,7 +364,7 @@ def test_T39_never_more_than_k_and_the_second_call_is_the_first(rule: str):
 def counted(mask: Sequence[bool], k: int, limit: int) -> list:
     """The rounds of a drafter that is right where the mask says so, by position of the text."""
     right = dict(enumerate(mask, start=1))
-    drafter = Chooser(lambda history: len(history) if right.get(len(history), True) else 0)
+    drafter = chooser(lambda history: len(history) if right.get(len(history), True) else 0)
     return decoded(counting, V, drafter, PhiloxChance(0), k=k, params=replace(GREEDY, max_tokens=limit))[1]
 
 

@@ -2,146 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
-import numpy as np
 import pytest
 
+from draftproof.audit.cases import CHAINS, DRAFTINGS, PAIRS, WAYS, Case, all_cases, cases_for
 from draftproof.audit.exact import LoopCase, deviation, emitted_law, fractions_row, target_law
-from draftproof.base import Controller, Draft, Drafter, Kind
+from draftproof.base import Kind
 from draftproof.control import Fixed
-from draftproof.drafters import ModelDrafter, NGramDrafter, NoDrafter
-from draftproof.models.table import TableTarget
-from draftproof.rules import RULES
-from tests.toys import WITNESS, Chooser, Eager, Edited, Moody, Table, Watched, argmax, exact_table
+from draftproof.rules import NEEDS, RULES
+from tests.toys import Watched
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
-Maker = Callable[[Table, Table, int], Drafter]  # target table, draft table, vocabulary size
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A target and a draft model."""
-
-    p: Table
-    q: Table
-    vocab_size: int = 3
-
-
-PAIRS = {
-    "dense": Pair(*WITNESS),
-    "some p are 0": Pair(exact_table(3, "p", support=(0, 2)), exact_table(3, "q")),
-    "some q are 0": Pair(exact_table(3, "p"), exact_table(3, "q", support=(0, 1))),
-    "supports share one token": Pair(exact_table(3, "p", support=(0, 1)), exact_table(3, "q", support=(1, 2))),
-    "supports disjoint": Pair(exact_table(4, "p", support=(0, 1)), exact_table(4, "q", support=(2, 3)), 4),
-    "p = q": Pair(exact_table(3, "p"), exact_table(3, "p")),
-    "V = 4": Pair(exact_table(4, "p", most=9), exact_table(4, "q", most=9), 4),
-    "V = 1": Pair(exact_table(1, "p"), exact_table(1, "q"), 1),
-}
-
-
-def _tree(draft: Draft) -> Draft:
-    """Two children of the root and two of its first child, all chosen: tokens 0, 1 on both levels."""
-    if len(draft) < 2:
-        return draft
-    kind, origin = (Kind.CHOSEN,) * 4, ("tree",) * 4
-    return Draft(draft.root, (0, 1, 1, 0), (-1, -1, 0, 0), kind, origin, (), (-1,) * 4)
-
-
-DRAFTERS: dict[str, Maker] = {
-    "none": lambda p, q, v: NoDrafter(),
-    "ngram": lambda p, q, v: NGramDrafter(2, 1),
-    "always wrong": lambda p, q, v: Chooser(lambda history: int(np.argmin(p(history)))),
-    "partly right": lambda p, q, v: Chooser(lambda history: (argmax if len(history) % 3 else np.argmin)(p(history))),
-    "sampled": lambda p, q, v: ModelDrafter(TableTarget(q, v), Kind.SAMPLED),
-    "coupled": lambda p, q, v: ModelDrafter(TableTarget(q, v), Kind.COUPLED),
-    "tree": lambda p, q, v: Edited(Chooser(lambda history: 0), _tree),
-}
-ONLY_COUPLED = {"coupled", "tree"}  # drafts that the chain rules refuse
-
-
-@dataclass(frozen=True)
-class Proof:
-    rule: str
-    drafter: str
-    pair: str
-    controller: Controller
-    max_tokens: int
-    end_ids: frozenset[int] = frozenset()
-
-
-def name(proof: Proof) -> str:
-    end = "-end" if proof.end_ids else ""
-    return f"{proof.rule}-{proof.drafter}-{proof.pair}-{proof.controller}-{proof.max_tokens}{end}"
-
-
-def proofs() -> list[Proof]:
-    """The one list. A new rule or drafter that joins its dict is proven with all the others."""
-    out = []
-    for rule in RULES:
-        for drafter in DRAFTERS:
-            if rule != "coupled" and drafter in ONLY_COUPLED:
-                continue
-            # coupled verification of independent draws branches on both, at every position: fewer tokens
-            tokens = 3 if (rule, drafter) == ("coupled", "sampled") else 4
-            pair = "some p are 0" if drafter == "always wrong" else "dense"
-            depths = (2, 3) if drafter == "tree" else (1, 2, 3)
-            out += [Proof(rule, drafter, pair, Fixed(k), tokens) for k in depths]
-            out += [Proof(rule, drafter, pair, Fixed(tokens - 1), tokens, frozenset({2}))]
-            out += [Proof(rule, drafter, pair, Eager(2), tokens - 1, frozenset({2}))]
-            if drafter in ("sampled", "coupled"):
-                out += [Proof(rule, drafter, "V = 4", Fixed(2), tokens)]
-                out += [Proof(rule, drafter, other, Fixed(2), 3) for other in PAIRS if other not in (pair, "V = 4")]
-                out += [Proof(rule, drafter, pair, Moody(), tokens)]
-    return out
+PROOFS = [(rule, case) for rule in RULES for case in cases_for(rule)]
 
 
 @cache
-def proven(proof: Proof) -> tuple[Fraction, Watched]:
+def proven(rule: str, case: Case) -> tuple[Fraction, Watched]:
     """The deviation from the target's law, and what the rounds of all paths went through."""
-    pair = PAIRS[proof.pair]
-    watched = Watched(proof.controller)
-    case = LoopCase(
-        row=pair.p,
-        target=lambda: TableTarget(pair.p, pair.vocab_size),
-        drafter=lambda: DRAFTERS[proof.drafter](pair.p, pair.q, pair.vocab_size),
-        controller=watched,
-        rule=RULES[proof.rule],
-        prompt=(0,),
-        max_tokens=proof.max_tokens,
-        end_ids=proof.end_ids,
-    )
-    return deviation(emitted_law(case), target_law(case)), watched
+    watched = Watched(case.controller)
+    loop = replace(case.under(RULES[rule]), controller=watched)
+    return deviation(emitted_law(loop), target_law(loop)), watched
 
 
-@pytest.mark.parametrize("proof", proofs(), ids=name)
-def test_the_emitted_law_is_the_targets(proof: Proof):
-    assert proven(proof)[0] == 0
+@pytest.mark.parametrize(("rule", "case"), PROOFS, ids=lambda value: getattr(value, "name", value))
+def test_the_emitted_law_is_the_targets(rule: str, case: Case):
+    assert proven(rule, case)[0] == 0
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_proofs_bite(rule: str):
     """Long blocks, rejections, bonus tokens and cuts inside a block all occurred among the enumerated rounds."""
-    seen = [proven(proof)[1] for proof in proofs() if proof.rule == rule]
-    assert max(watched.longest for watched in seen) >= 3
+    seen = [proven(rule, case)[1] for case in cases_for(rule)]
+    assert max(watched.longest for watched in seen) >= (2 if NEEDS[rule].shape == "level" else 4)
     for event in ("rejected", "bonus", "cut"):
+        if event == "cut" and NEEDS[rule].shape == "level":  # a level is never cut: its last token needs one more
+            continue
         assert any(getattr(watched, event) for watched in seen), event
 
 
-@pytest.mark.parametrize("proof", [proof for proof in proofs() if proof.controller == Fixed(3)], ids=name)
-def test_drafters_are_as_good_as_they_are_meant_to_be(proof: Proof):
-    """Else the list above would prove less than it says."""
-    watched = proven(proof)[1]
-    if proof.drafter in ("none", "always wrong"):
-        assert watched.longest == 1
-        assert watched.rejected == (proof.drafter == "always wrong")
-    else:
-        assert watched.longest >= 3
-        assert watched.rejected
+def test_drafters_are_as_good_as_they_are_meant_to_be():
+    """Else the cases would prove less than they say."""
+    for rule, case in PROOFS:
+        if case.drafting in CHAINS and case.controller == Fixed(3) and case.rounds is None:
+            watched = proven(rule, case)[1]
+            if case.drafting in ("no drafts", "always wrong"):
+                assert watched.longest == 1
+                assert watched.rejected == (case.drafting == "always wrong")
+            else:
+                assert watched.longest >= 3
+                assert watched.rejected
+
+
+def test_every_rule_is_proven_on_all_that_it_takes():
+    """Every way of drafting on every pair; at least two rounds of whole decodes with chains and with trees."""
+    for rule, needs in NEEDS.items():
+        if rule not in RULES:
+            continue
+        cases = cases_for(rule)
+        assert {case.pair for case in cases} == set(PAIRS)
+        ways = {case.drafting.split(" (")[0] for case in cases}
+        assert ways >= {name for name in CHAINS if needs.coupled or name != "coupled"}
+        if needs.shape == "tree":
+            assert ways >= set(WAYS)
+            assert any("(2, 1)" in case.drafting and case.rounds is None for case in cases)
+            assert any(case.drafting == "chosen (2, 2)" for case in cases)
+        if needs.shape != "level":
+            assert any(case.controller == Fixed(4) for case in cases)
+        if needs.shape != "chain":
+            assert "greedy" in ways
+
+
+def test_a_form_is_what_the_drafter_drafts():
+    """The declared parents and kinds are those of the drafts, where nothing cuts them short."""
+    seen: dict[str, tuple[list[int], list[Kind]]] = {}
+    for case in all_cases():
+        if case.pair not in ("witness", "dense") or case.drafting == "n-gram":  # which drafts only if it finds a match
+            continue
+        loop = case.under(RULES["coupled"])
+
+        def check(draft, rows, chance, case=case):
+            form = DRAFTINGS[case.drafting].form(case.controller.depth)
+            if len(draft) == len(form[0]):
+                seen[case.drafting] = list(draft.parents), list(draft.kind)
+                assert seen[case.drafting] == form
+            return RULES["coupled"](draft, rows, chance)
+
+        emitted_law(replace(loop, rule=check, max_tokens=min(3, case.max_tokens), rounds=1))
+    assert set(seen) >= set(DRAFTINGS) - {"n-gram", "greedy (2, 2)", "greedy (1, 2)"}
 
 
 def test_a_law_that_is_off_by_one_path_is_seen():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from draftproof.audit.toys import Eager, Moody, argmax, chooser
 from draftproof.base import Feed, Kind, Step
 from draftproof.chance import PhiloxChance
 from draftproof.commit import Output
@@ -16,7 +17,7 @@ from draftproof.loop import decode
 from draftproof.models.table import TableTarget, hashed_logits
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
-from tests.toys import Chooser, Eager, Moody, argmax, decoded, reference
+from tests.toys import CHAIN_RULES, decoded, reference
 
 V = 12
 TARGET = hashed_logits(V, order=3, scale=1.5)
@@ -40,7 +41,7 @@ DRAFTERS = {
     "noisy": lambda: ModelDrafter(TableTarget(noisy, V), Kind.COUPLED),
     "noisy, own noise": lambda: ModelDrafter(TableTarget(noisy, V), Kind.SAMPLED),
     "larger vocabulary": lambda: ModelDrafter(TableTarget(padded, V + 3), Kind.COUPLED),
-    "wrong": lambda: Chooser(lambda history: int(np.argmin(TARGET(history)))),
+    "wrong": lambda: chooser(lambda history: int(np.argmin(TARGET(history)))),
 }
 PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=40),
@@ -97,7 +98,7 @@ class Checked(TableTarget):
 
 
 @pytest.mark.parametrize("end_ids", [frozenset(), frozenset({3})])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", CHAIN_RULES)
 @pytest.mark.parametrize("drafter", ["none", "ngram", "noisy, own noise", "wrong"])
 def test_one_token_is_always_pending_and_the_cache_is_the_text_before_it(drafter: str, rule: str, end_ids: frozenset):
     for seed in range(5):
@@ -118,7 +119,7 @@ def test_one_token_is_always_pending_and_the_cache_is_the_text_before_it(drafter
             assert target.cached(target.known) == len(prompt) + len(output.token_ids) - 1
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", CHAIN_RULES)
 def test_each_law_is_told_the_history_that_its_row_belongs_to(rule: str):
     """Rows of a draft carry the drafted prefix, so that history-dependent laws see what they will follow."""
     seen = []

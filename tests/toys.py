@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from random import Random
+from collections.abc import Sequence
 
-import numpy as np
-
-from draftproof.audit.exact import fractions_row
+from draftproof.audit.toys import Table
 from draftproof.base import (
     Chance,
-    Context,
     Controller,
-    Draft,
     Drafter,
     Kind,
     Law,
@@ -30,114 +23,23 @@ from draftproof.commit import Output
 from draftproof.control import Fixed
 from draftproof.loop import decode
 from draftproof.models.table import TableTarget
-from draftproof.rules import RULES
+from draftproof.rules import NEEDS, RULES, why_not
 from draftproof.sampling import SamplingParams, law_of
 
-Table = Callable[[Sequence[int]], Row]
+CHAIN_RULES = [name for name in RULES if why_not(name, (-1, 0), (Kind.CHOSEN,) * 2) is None]
+"""The rules that take chains of any length."""
+
+TREE_RULES = [name for name in RULES if NEEDS[name].shape == "tree"]
 
 
-def exact_table(vocab_size: int, salt: str, support: Sequence[int] | None = None, most: int = 4) -> Table:
-    """A law of small fractions after every history: it depends on all of it, so no cache can be wrong unseen.
-
-    The rows are read-only: a rule that writes into one fails.
-    """
-    ids = range(vocab_size) if support is None else support
-
-    @cache
-    def known(history: tuple[int, ...]) -> Row:
-        rng = Random(f"{salt} {history}")
-        row = fractions_row(*(rng.randint(1, most) if token in ids else 0 for token in range(vocab_size)))
-        row.flags.writeable = False
-        return row
-
-    return lambda history: known(tuple(history))
-
-
-WITNESS = exact_table(3, "p9", most=9), exact_table(3, "q9", most=9)
-"""A target and a draft model on which every fault in test_mutants.py is visible. Most pairs hide one or two."""
+def kind_for(rule: str) -> Kind:
+    """How a model drafter draws for a rule."""
+    return Kind.COUPLED if NEEDS[rule].coupled else Kind.SAMPLED
 
 
 def constant(row: Row) -> Table:
     """The same row after every history."""
     return lambda history: row
-
-
-@dataclass(slots=True)
-class Text:
-    tokens: list[int] = field(default_factory=list)
-
-
-class Chooser:
-    """Drafts what `choose(history)` says, token after token: chosen drafts, unless `q` claims they were sampled."""
-
-    def __init__(self, choose: Callable[[Sequence[int]], int], q: Table | None = None) -> None:
-        self._choose, self._q = choose, q
-
-    def open(self, context: Context) -> Text:
-        return Text()
-
-    def commit(self, sessions: Sequence[Text], tokens: Sequence[Sequence[int]]) -> None:
-        for session, new in zip(sessions, tokens, strict=True):
-            session.tokens += new
-
-    def propose(self, sessions: Sequence[Text], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
-        return [self._propose(session, plan.depth) for session, plan in zip(sessions, plans, strict=True)]
-
-    def _propose(self, session: Text, depth: int) -> Draft:
-        history = list(session.tokens)
-        rows = []
-        for _ in range(depth):
-            if self._q is not None:
-                rows.append(self._q(history))
-            history.append(self._choose(history))
-        root = len(session.tokens)
-        return Draft.chain(root, history[root:], Kind.SAMPLED if rows else Kind.CHOSEN, "chooser", rows)
-
-
-class Edited:
-    """Another drafter's drafts, each changed by `edit` before anybody sees it."""
-
-    def __init__(self, drafter: Drafter, edit: Callable[[Draft], Draft]) -> None:
-        self._drafter, self._edit = drafter, edit
-
-    def open(self, context: Context):
-        return self._drafter.open(context)
-
-    def commit(self, sessions, tokens) -> None:
-        self._drafter.commit(sessions, tokens)
-
-    def propose(self, sessions, plans, chances) -> list[Draft]:
-        return [self._edit(draft) for draft in self._drafter.propose(sessions, plans, chances)]
-
-
-@dataclass(frozen=True)
-class Eager:
-    """Drafts `depth` tokens however few may still be emitted, so that the length cuts inside a block."""
-
-    depth: int
-
-    def init(self) -> None:
-        return None
-
-    def plan(self, state: None, load: Load) -> Plan:
-        return Plan(self.depth)
-
-    def update(self, state: None, step: Step) -> None:
-        return None
-
-
-@dataclass(frozen=True)
-class Moody:
-    """Drafts nothing, one or two tokens, by what the round before committed."""
-
-    def init(self) -> int:
-        return 2
-
-    def plan(self, state: int, load: Load) -> Plan:
-        return Plan(min(state, load.remaining - 1))
-
-    def update(self, state: int, step: Step) -> int:
-        return (len(step.tokens) + state) % 3
 
 
 class Watched:
@@ -159,10 +61,6 @@ class Watched:
         self.cut |= len(step.tokens) < len(step.verdict.tokens)
         self.bonus |= step.bonus > 0
         return self._controller.update(state, step)
-
-
-def argmax(row: Row) -> int:
-    return int(np.argmax(row))
 
 
 def decoded(

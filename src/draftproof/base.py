@@ -83,8 +83,10 @@ class Kind(IntEnum):
 class Draft:
     """What a drafter proposes. Node i is `tokens[i]`, child of node `parents[i]` (ROOT: of the last committed token).
 
-    root: committed tokens when the round began. Parents precede their children. `rows[row_of[i]]` is the very array
-    that node i was drawn from (row_of -1: CHOSEN, no law but the point mass). Nobody recomputes it.
+    root: committed tokens when the round began. Parents precede their children; siblings stand in draw order.
+    `rows[row_of[i]]` is the very array that node i was drawn from, GIVEN its earlier siblings: independent siblings
+    share a row, siblings drawn without replacement have each their own, with the earlier ones removed and the rest
+    normalised (row_of -1: CHOSEN, no law but the point mass). Nobody recomputes it.
     """
 
     root: int
@@ -150,7 +152,12 @@ class Verdict:
     tokens: tuple[int, ...]
     last: Last | None
     tests: tuple[Test, ...] = ()
-    rounding: int = 0  # residuals that were empty by rounding alone, where p was drawn instead
+    rounding: int = 0  # residuals that were empty by rounding alone, where the law before the rejection was kept
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that were accepted."""
+        return len(self.path)
 
 
 Rule = Callable[[Draft, Sequence[Row], Chance], Verdict]

@@ -13,6 +13,8 @@ The noise of a token depends on its id and not on the size of the vocabulary.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float, Integer, UInt32
 
@@ -42,6 +44,15 @@ def _unit(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Two 32-bit words -> (k + ½)·2⁻⁵² with k of 52 bits: exact in float64 and strictly inside (0, 1)."""
     bits = (high.astype(np.uint64) << _HALF | low.astype(np.uint64)) >> np.uint64(12)
     return (bits.astype(np.float64) + 0.5) * 2.0**-52
+
+
+def heads(u: Any, prob: Any) -> bool:
+    """The coin: whether a uniform u of [0, 1) falls below `prob`. Strict, so that prob 0 never does, at u = 0 either.
+
+    >>> heads(0.0, 0.0), heads(1 - 2**-53, 1.0)
+    (False, True)
+    """
+    return bool(u < prob)
 
 
 class PhiloxChance:
@@ -82,7 +93,8 @@ class PhiloxChance:
     def coin(self, prob: float, key: Key) -> bool:
         if not prob >= 0:  # NaN too
             raise ValueError(f"prob: {prob} at {key} is not a probability")
-        return bool(prob > 0 and (prob >= 1 or self.uniform(key) < prob))
+        certain = not 0 < prob < 1  # takes no noise
+        return heads(0.0 if certain else self.uniform(key), prob)
 
     def gumbel(self, key: Key, tokens: Integer[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Standard Gumbel noise −log(−log u) of the given token ids."""

@@ -12,18 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ..base import Chance, Controller, Drafter, Key, Row, Rule, Target
+from ..base import Chance, Controller, Drafter, Key, Row, Rule, Step, Target
+from ..chance import heads
 from ..commit import Output
 from ..loop import decode
 from ..sampling import SamplingParams
 
 T = TypeVar("T")
 Interval = tuple[Fraction, Fraction]
-Laws = dict[Hashable, Fraction]
+Laws = dict[Any, Fraction]
 
 
 class EnumeratedChance:
@@ -43,41 +46,58 @@ class EnumeratedChance:
         if prob < 0:
             raise ValueError(f"prob: {prob} at {key} is negative")
         if prob <= 0 or prob >= 1:
-            return prob >= 1
+            return heads(Fraction(0), prob)
         prob = Fraction(prob)
-        # u < prob: 0 is the left part, which accepts
-        return self._branch(key, [(Fraction(0), prob), (prob, Fraction(1))]) == 0
+        # a part [a, b) is judged at its left end, which belongs to it: a coin that is not strict shows
+        edges = (Fraction(0), prob, Fraction(1))
+        return heads(edges[self._branch(key, [(edges[0], edges[1]), (edges[1], edges[2])])], prob)
 
     def pick(self, weights: Row, key: Key, k: int = 1) -> tuple[int, ...]:
-        left = {i: Fraction(w) for i, w in enumerate(weights) if w > 0}
-        if len(left) < k:
-            raise ValueError(f"weights: {len(left)} positive at {key}, cannot pick {k}")
+        left = [Fraction(w) for w in weights]
         picked: list[int] = []
         low, high = Fraction(0), Fraction(1)
         for _ in range(k):
-            ids, parts = list(left), []
-            scale, edge = (high - low) / sum(left.values()), low
-            for i in ids:
-                parts.append((edge, edge + left[i] * scale))
-                edge += left[i] * scale
+            ids, parts = _partition(tuple((w.numerator, w.denominator) for w in left))
+            if not ids:
+                raise ValueError(f"weights: {sum(w > 0 for w in weights)} positive at {key}, cannot pick {k}")
+            if picked:  # a later draw refines the part that the earlier ones chose
+                parts = tuple((low + a * (high - low), low + b * (high - low)) for a, b in parts)
             choice = self._branch(key, parts) if len(ids) > 1 else 0
             low, high = parts[choice]
             picked.append(ids[choice])
-            del left[ids[choice]]
+            left[ids[choice]] = Fraction(0)
         return tuple(picked)
 
     def _branch(self, key: Key, parts: Sequence[Interval]) -> int:
         """Choose one of the parts that overlap the key's interval, and narrow the interval to it."""
-        low, high = self._interval.get(key, (Fraction(0), Fraction(1)))
-        open_parts = [(i, max(a, low), min(b, high)) for i, (a, b) in enumerate(parts) if max(a, low) < min(b, high)]
+        known = self._interval.get(key)
+        if known is None:
+            width, open_parts = Fraction(1), [(i, a, b) for i, (a, b) in enumerate(parts)]
+        else:
+            low, high = known
+            cut = [(i, max(a, low), min(b, high)) for i, (a, b) in enumerate(parts)]
+            width, open_parts = high - low, [(i, a, b) for i, a, b in cut if a < b]
         turn = len(self.taken)
         choice = self._script[turn] if turn < len(self._script) else 0
         self.taken.append(choice)
         self.branches.append(len(open_parts))
         part, a, b = open_parts[choice]
-        self.weight *= (b - a) / (high - low)
+        self.weight *= (b - a) / width
         self._interval[key] = (a, b)
         return part
+
+
+@lru_cache(maxsize=1 << 16)
+def _partition(weights: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], tuple[Interval, ...]]:
+    """The indices of positive weights (numerator, denominator) and their shares of [0, 1), side by side."""
+    positive = {i: Fraction(*w) for i, w in enumerate(weights) if w[0] > 0}
+    whole, edge = sum(positive.values(), Fraction(0)), Fraction(0)
+    parts: list[Interval] = []
+    for w in positive.values():
+        upper = edge + w / whole
+        parts.append((edge, upper))
+        edge = upper
+    return tuple(positive), tuple(parts)
 
 
 def paths(run: Callable[[Chance], T]) -> Iterator[tuple[Fraction, T]]:
@@ -130,7 +150,11 @@ def identity_law(row: Row, history: Sequence[int]) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class LoopCase:
-    """One whole decode to be proven: target laws, a drafter, a rule, and where the text ends."""
+    """One decode to be proven: target laws, a drafter, a rule, and where the text ends.
+
+    rounds: how many rounds run through the loop. What the text still lacks is then drawn from the target's own laws, in
+    closed form: a step is lossless if and only if its tokens, so completed, have the target's law. None: all of them.
+    """
 
     row: Callable[[Sequence[int]], Row]
     target: Callable[[], Target]
@@ -140,46 +164,51 @@ class LoopCase:
     prompt: tuple[int, ...] = (0,)
     max_tokens: int = 4
     end_ids: frozenset[int] = field(default_factory=frozenset)
+    rounds: int | None = None
+
+
+def steps_of(case: LoopCase, chance: Chance) -> tuple[tuple[int, ...], list[Step]]:
+    """One walk through the case's rounds: what was emitted, and the steps."""
+    output = Output(SamplingParams(max_tokens=case.max_tokens), case.max_tokens, case.end_ids)
+    steps = decode(
+        case.prompt,
+        output,
+        target=case.target(),
+        drafter=case.drafter(),
+        controller=case.controller,
+        rule=case.rule,
+        law=identity_law,
+        chance=chance,
+    )
+    taken = list(islice(steps, case.rounds))
+    return tuple(output.token_ids), taken
 
 
 def emitted_law(case: LoopCase) -> Laws:
-    """The exact joint law of everything `decode` emits."""
-
-    def run(chance: Chance) -> tuple[int, ...]:
-        output = Output(SamplingParams(max_tokens=case.max_tokens), case.max_tokens, case.end_ids)
-        steps = decode(
-            case.prompt,
-            output,
-            target=case.target(),
-            drafter=case.drafter(),
-            controller=case.controller,
-            rule=case.rule,
-            law=identity_law,
-            chance=chance,
-        )
-        for _ in steps:
-            pass
-        return tuple(output.token_ids)
-
-    return law_of_result(run)
+    """The exact joint law of everything the case emits."""
+    law: Laws = {}
+    for text, weight in law_of_result(lambda chance: steps_of(case, chance)[0]).items():
+        _complete(case, text, weight, law)
+    return law
 
 
 def target_law(case: LoopCase) -> Laws:
     """The exact joint law of plain sampling, from the table alone: no loop, no rule, no chance."""
     law: Laws = {}
-
-    def grow(text: tuple[int, ...], weight: Fraction) -> None:
-        if len(text) == case.max_tokens or (text and text[-1] in case.end_ids):
-            law[text] = weight
-            return
-        for token, p in enumerate(case.row([*case.prompt, *text])):
-            if p > 0:
-                grow((*text, token), weight * p)
-
-    grow((), Fraction(1))
+    _complete(case, (), Fraction(1), law)
     return law
 
 
+def _complete(case: LoopCase, text: tuple[int, ...], weight: Fraction, law: Laws) -> None:
+    """Add to `law` all endings of `text`, drawn from the table."""
+    if len(text) == case.max_tokens or (text and text[-1] in case.end_ids):
+        law[text] = law.get(text, Fraction(0)) + weight
+        return
+    for token, p in enumerate(case.row([*case.prompt, *text])):
+        if p > 0:
+            _complete(case, (*text, token), weight * p, law)
+
+
 def deviation(a: Laws, b: Laws) -> Fraction:
-    """Total variation between two laws: exactly 0 if and only if they are equal."""
+    """Half the sum of |a − b|: total variation between two laws, exactly 0 if and only if they are equal."""
     return sum((abs(a.get(x, Fraction(0)) - b.get(x, Fraction(0))) for x in a.keys() | b.keys()), Fraction(0)) / 2

@@ -10,6 +10,7 @@ from .. import __version__
 from .doctor import doctor
 from .generate import generate
 from .notes import note
+from .prove import prove
 
 app = typer.Typer(
     name="draftproof",
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(doctor)
+app.command()(prove)
 
 
 def _version(wanted: bool | None) -> None:

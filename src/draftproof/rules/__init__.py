@@ -1,10 +1,51 @@
-"""The verification rules, one file each, and the one dict that names them."""
+"""The verification rules, one file each, and the dicts that name them: a rule joins RULES and NEEDS, no more."""
 
 from ..base import Rule
 from .block import block
 from .coupled import coupled
+from .greedy_multi import greedy_multi
+from .lossy import LossyRule, lossy_lenient, lossy_typical
+from .needs import NEEDS, why_not
+from .recursive import recursive
 from .token import token
+from .traversal import traversal
 
-RULES: dict[str, Rule] = {"coupled": coupled, "token": token, "block": block}
+RULES: dict[str, Rule] = {
+    "coupled": coupled,
+    "token": token,
+    "block": block,
+    "recursive": recursive,
+    "traversal": traversal,
+    "greedy_multi": greedy_multi,
+}
+"""Lossless, each proven by enumeration."""
 
-__all__ = ["RULES", "block", "coupled", "token"]
+LOSSY: dict[str, LossyRule] = {rule.name: rule for rule in (lossy_typical(), lossy_lenient())}
+"""Refused unless the caller allows them by name."""
+
+
+def rule_named(name: str, *, allow_lossy: bool = False, argument: str = "rule") -> Rule:
+    """The rule of that name; `argument` is how the caller spelt it, for the message."""
+    if name in LOSSY:
+        return LOSSY[name].admitted(allow_lossy=allow_lossy)
+    if name not in RULES:
+        raise ValueError(f"{argument}: {name!r} is unknown; known are {', '.join([*RULES, *LOSSY])}")
+    return RULES[name]
+
+
+__all__ = [
+    "LOSSY",
+    "NEEDS",
+    "RULES",
+    "LossyRule",
+    "block",
+    "coupled",
+    "greedy_multi",
+    "lossy_lenient",
+    "lossy_typical",
+    "recursive",
+    "rule_named",
+    "token",
+    "traversal",
+    "why_not",
+]

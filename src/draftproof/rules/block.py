@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..base import Chance, Draft, Key, Purpose, Row, Test, Verdict
-from ..laws import acceptance, residual, total, without
-from .chain import drawn_with, finish, require_chain
+from ..laws import acceptance
+from .common import drawn_with, end_of_chain, left_over
+from .needs import require
 
 
 def block(draft: Draft, rows: Sequence[Row], chance: Chance) -> Verdict:
@@ -20,7 +21,7 @@ def block(draft: Draft, rows: Sequence[Row], chance: Chance) -> Verdict:
     weight[i] is w_i, the share of the drafted prefix x_1..x_i that the target still owes. The accepted length is the
     LARGEST i whose coin succeeds, so the coins are drawn from the end and the first success decides.
     """
-    require_chain(draft, "block")
+    require(draft, "block")
     n = len(draft)
     weight: list[Any] = [1]
     for i, x in enumerate(draft.tokens):
@@ -36,14 +37,12 @@ def block(draft: Draft, rows: Sequence[Row], chance: Chance) -> Verdict:
         accepted = chance.coin(prob, key)
         tests.append(Test(node, key, rows[node][draft.tokens[node]], drawn_with(draft, node), prob, accepted))
         if accepted:
-            return finish(draft, i, rows, chance, tests, weight[i])
-    return finish(draft, 0, rows, chance, tests)
+            return end_of_chain(draft, i, rows, chance, tests, weight[i])
+    return end_of_chain(draft, 0, rows, chance, tests)
 
 
 def _prefix_probability(draft: Draft, rows: Sequence[Row], weight: Any, i: int) -> Any:
     """h_i = R/(R + (1 − w)), R = Σ (w·p − q)₊ of the next node: exact 1 − w, since R + 1 − w loses it to rounding."""
-    q = draft.law(i)
-    # a point mass at x leaves nothing at x, and w·p everywhere else
-    rest = weight * total(without(rows[i], draft.tokens[i])) if q is None else total(residual(rows[i], q, weight))
+    _, rest = left_over(rows[i], draft, i, weight)
     owed = rest + (1 - weight)
     return rest / owed if owed > 0 else 1

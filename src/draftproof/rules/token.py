@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from ..base import Chance, Draft, Key, Purpose, Row, Test, Verdict
 from ..laws import acceptance
-from .chain import drawn_with, finish, require_chain
+from .common import drawn_with, end_of_chain
+from .needs import require
 
 
 def token(draft: Draft, rows: Sequence[Row], chance: Chance) -> Verdict:
     """A chain of sampled or chosen tokens. Accepted mass min(p, q), replaced mass (p − q)₊: together p."""
-    require_chain(draft, "token")
+    require(draft, "token")
     tests: list[Test] = []
     for i, x in enumerate(draft.tokens):
         p_x, q_x = rows[i][x], drawn_with(draft, i)
@@ -24,5 +25,5 @@ def token(draft: Draft, rows: Sequence[Row], chance: Chance) -> Verdict:
         accepted = chance.coin(prob, key)
         tests.append(Test(i, key, p_x, q_x, prob, accepted))
         if not accepted:
-            return finish(draft, i, rows, chance, tests)
-    return finish(draft, len(draft), rows, chance, tests)
+            return end_of_chain(draft, i, rows, chance, tests)
+    return end_of_chain(draft, len(draft), rows, chance, tests)

@@ -1,0 +1,104 @@
+"""The proof of every rule: all cases by exact enumeration, all faults rejected, all that is harmless passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from time import perf_counter
+from typing import Any
+
+from ..rules import RULES
+from .cases import cases_for, deviation_of
+from .exact import Laws
+from .mutants import HARMLESS, MUTANTS, Difference, first_difference
+
+
+@dataclass(slots=True)
+class Report:
+    """What was proven of one rule. deviation: the largest total variation from the target, over all cases."""
+
+    rule: str
+    cases: int = 0
+    deviation: Fraction = Fraction(0)
+    failed: dict[str, Fraction] = field(default_factory=dict)  # case -> deviation, where it is not 0
+    errors: dict[str, str] = field(default_factory=dict)  # case -> what was raised
+    caught: dict[str, Difference] = field(default_factory=dict)  # fault -> where it shows
+    missed: list[str] = field(default_factory=list)  # faults that the proof did not see
+    harmless: list[str] = field(default_factory=list)  # passed, as they should
+    accused: dict[str, Difference] = field(default_factory=dict)  # harmless, but rejected
+    seconds: float = 0.0
+
+    @property
+    def proven(self) -> bool:
+        return self.cases > 0 and not (self.failed or self.errors or self.missed or self.accused)
+
+
+def prove(rule: str, progress: Callable[[str], None] = lambda message: None) -> Report:
+    """Prove one of RULES. A rule that raises on a draft it claims to take has failed that case."""
+    began = perf_counter()
+    report = Report(rule)
+    cases = cases_for(rule)
+    for i, case in enumerate(cases):
+        progress(f"{rule}: case {i + 1} of {len(cases)}, {case.name}")
+        try:
+            off = deviation_of(case.under(RULES[rule]))
+        except Exception as error:  # whatever a rule may raise is a finding, not the end of the proof
+            report.errors[case.name] = f"{type(error).__name__}: {error}"
+            continue
+        finally:
+            report.cases += 1
+        report.deviation = max(report.deviation, off)
+        if off != 0:
+            report.failed[case.name] = off
+    for mutant in (mutant for mutant in MUTANTS if mutant.of == rule):
+        progress(f"{rule}: fault {mutant.name!r}")
+        difference = first_difference(mutant)
+        if difference is None:
+            report.missed.append(mutant.name)
+        else:
+            report.caught[mutant.name] = difference
+    for mutant in (mutant for mutant in HARMLESS if mutant.of == rule):
+        progress(f"{rule}: harmless {mutant.name!r}")
+        difference = first_difference(mutant)
+        if difference is None:
+            report.harmless.append(mutant.name)
+        else:
+            report.accused[mutant.name] = difference
+    report.seconds = perf_counter() - began
+    return report
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """Plain data: fractions as "n/d", texts as lists of tokens joined by spaces."""
+    return {
+        "rule": report.rule,
+        "proven": report.proven,
+        "cases": report.cases,
+        "deviation": str(report.deviation),
+        "failed": {case: str(off) for case, off in report.failed.items()},
+        "errors": report.errors,
+        "mutants": {name: _difference(found) for name, found in report.caught.items()},
+        "missed": report.missed,
+        "harmless": report.harmless,
+        "accused": {name: _difference(found) for name, found in report.accused.items()},
+        "seconds": report.seconds,
+    }
+
+
+def _difference(found: Difference) -> dict[str, Any]:
+    return {
+        "case": found.case,
+        "deviation": str(found.deviation),
+        "text": _text(found.text),
+        "target": _law(found.target),
+        "emitted": _law(found.emitted),
+    }
+
+
+def _text(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens))
+
+
+def _law(law: Laws) -> dict[str, str]:
+    return {_text(text): str(weight) for text, weight in sorted(law.items())}

@@ -1,0 +1,273 @@
+"""Toys for the proofs: language models whose every law is known exactly, and drafters that draw in every known way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import blake2b
+from itertools import count
+
+import numpy as np
+
+from ..base import ROOT, Chance, Context, Draft, Drafter, Key, Kind, Load, Plan, Purpose, Row, Step, token_key
+from ..laws import total, without
+from ..models.table import TableTarget
+from ..trees import path_to
+from .exact import fractions_row
+
+Table = Callable[[Sequence[int]], Row]
+"""The law after every history."""
+
+
+def exact_table(
+    vocab_size: int, salt: str, support: Sequence[int] | None = None, most: int = 4, holes: bool = False
+) -> Table:
+    """A law of small fractions after every history: it depends on all of it, so no cache can be wrong unseen.
+
+    support: tokens that may have mass. most: largest weight. holes: zeros in random places, one-hot rows among them.
+    The weights are hashed, so they are the same everywhere; the rows are read-only, so a rule that writes fails.
+    """
+
+    @cache
+    def known(history: tuple[int, ...]) -> Row:
+        weights = [0]
+        attempt = 0
+        while sum(weights) == 0:
+            noise = blake2b(f"{salt} {history} {attempt}".encode(), digest_size=vocab_size).digest()
+            weights = [1 + noise[token] % most for token in range(vocab_size)]
+            if holes:
+                weights = [weight if noise[token] // most % 2 else 0 for token, weight in enumerate(weights)]
+            if support is not None:
+                weights = [weight if token in support else 0 for token, weight in enumerate(weights)]
+            attempt += 1
+        row = fractions_row(*weights)
+        row.flags.writeable = False
+        return row
+
+    return lambda history: known(tuple(history))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and a draft model over one vocabulary."""
+
+    p: Table
+    q: Table
+    vocab_size: int
+
+    def target(self) -> TableTarget:
+        return TableTarget(self.p, self.vocab_size)
+
+
+WITNESS = Pair(exact_table(4, "target 3", most=9), exact_table(4, "draft 3", most=9), 4)
+"""Four tokens, on which every fault of mutants.py shows. Many faults are invisible on three."""
+
+
+def argmax(row: Row) -> int:
+    return int(np.argmax(row))
+
+
+@dataclass(slots=True)
+class Text:
+    """A session that remembers what was committed."""
+
+    tokens: list[int] = field(default_factory=list)
+
+
+class Toy:
+    """The drafter whose draft is `grow(committed tokens, depth, chance)`: it remembers nothing else."""
+
+    def __init__(self, grow: Callable[[list[int], int, Chance], Draft]) -> None:
+        self._grow = grow
+
+    def open(self, context: Context) -> Text:
+        return Text()
+
+    def commit(self, sessions: Sequence[Text], tokens: Sequence[Sequence[int]]) -> None:
+        for session, new in zip(sessions, tokens, strict=True):
+            session.tokens += new
+
+    def propose(self, sessions: Sequence[Text], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
+        each = zip(sessions, plans, chances, strict=True)
+        return [self._grow(list(session.tokens), plan.depth, chance) for session, plan, chance in each]
+
+
+def chooser(choose: Callable[[Sequence[int]], int], q: Table | None = None) -> Drafter:
+    """Drafts what `choose(history)` says, token after token: chosen drafts, unless `q` claims they were sampled."""
+
+    def grow(text: list[int], depth: int, chance: Chance) -> Draft:
+        root, rows = len(text), []
+        for _ in range(depth):
+            if q is not None:
+                rows.append(q(text))
+            text.append(choose(text))
+        return Draft.chain(root, text[root:], Kind.SAMPLED if rows else Kind.CHOSEN, "chooser", rows)
+
+    return Toy(grow)
+
+
+Draw = Callable[[Row], int]
+Child = tuple[int, Row | None]  # a token and the law it was drawn from; None if it was chosen
+Siblings = Callable[[Row, int, Draw], list[Child]]
+"""(law of a node, how many children, a draw) -> the children, in the order in which they came about."""
+
+
+def independent(q: Row, k: int, draw: Draw) -> list[Child]:
+    return [(draw(q), q) for _ in range(k)]
+
+
+def distinct(q: Row, k: int, draw: Draw) -> list[Child]:
+    """Without replacement; fewer than k where the support ends."""
+    out: list[Child] = []
+    for _ in range(k):
+        x = draw(q)
+        out.append((x, q))
+        rest = without(q, x)
+        if not total(rest) > 0:
+            break
+        q = rest / total(rest)
+    return out
+
+
+def chosen(q: Row, k: int, draw: Draw) -> list[Child]:
+    return [(x, None) for x in _likeliest(q)[:k]]
+
+
+def chosen_first(q: Row, k: int, draw: Draw) -> list[Child]:
+    """The likeliest token, then draws from all of q, which may repeat it."""
+    return [*chosen(q, 1, draw), *independent(q, k - 1, draw)]
+
+
+def sampled_first(q: Row, k: int, draw: Draw) -> list[Child]:
+    """One draw, then the likeliest others, chosen in view of it."""
+    x = draw(q)
+    others: list[Child] = [(y, None) for y in _likeliest(q) if y != x]
+    return [(x, q), *others[: k - 1]]
+
+
+def greedy(q: Row, k: int, draw: Draw) -> list[Child]:
+    """The k − 1 likeliest, then a draw from what q has outside them (none, if that is nothing)."""
+    top = _likeliest(q)[: k - 1]
+    rest = q
+    for x in top:
+        rest = without(rest, x)
+    out: list[Child] = [(x, None) for x in top]
+    if total(rest) > 0:
+        law = rest / total(rest)
+        out.append((draw(law), law))
+    return out
+
+
+def _likeliest(q: Row) -> list[int]:
+    return sorted((x for x in range(len(q)) if q[x] > 0), key=lambda x: (-q[x], x))
+
+
+def grower(q: Table, widths: Sequence[int], siblings: Siblings) -> Drafter:
+    """Grows a tree from a draft model, breadth first: widths[d] children for each node of depth d, made by `siblings`.
+
+    Each draw has its own key, so a node's knows nothing of its cousins'.
+    """
+
+    def grow(text: list[int], most: int, chance: Chance) -> Draft:
+        draws = count()
+        tokens: list[int] = []
+        parents: list[int] = []
+        laws: list[Row | None] = []
+        level = [ROOT]
+        for depth, width in enumerate(widths[:most]):
+            grown: list[int] = []
+            for parent in level:
+                path = [tokens[node] for node in path_to(parents, parent)]
+
+                def draw(law: Row, depth: int = depth) -> int:
+                    return chance.pick(law, Key(len(text), depth, Purpose.DRAFT, next(draws)))[0]
+
+                for token, law in siblings(q([*text, *path]), width, draw):
+                    grown.append(len(tokens))
+                    tokens.append(token)
+                    parents.append(parent)
+                    laws.append(law)
+            level = grown
+        return tree(len(text), tokens, parents, laws)
+
+    return Toy(grow)
+
+
+def coupled_grower(q: Table, widths: Sequence[int]) -> Drafter:
+    """Grows a tree with the target's own noise: the k tokens that this noise likes best under the draft model."""
+
+    def grow(text: list[int], most: int, chance: Chance) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        level = [ROOT]
+        for depth, width in enumerate(widths[:most]):
+            grown: list[int] = []
+            for parent in level:
+                row = q([*text, *(tokens[node] for node in path_to(parents, parent))])
+                for token in chance.pick(row, token_key(len(text) + depth), min(width, int((row > 0).sum()))):
+                    grown.append(len(tokens))
+                    tokens.append(token)
+                    parents.append(parent)
+            level = grown
+        n = len(tokens)
+        return Draft(len(text), tuple(tokens), tuple(parents), (Kind.COUPLED,) * n, ("tree",) * n, (), (-1,) * n)
+
+    return Toy(grow)
+
+
+def tree(root: int, tokens: Sequence[int], parents: Sequence[int], laws: Sequence[Row | None]) -> Draft:
+    """A draft whose nodes carry one law each; None for a chosen node."""
+    rows = [law for law in laws if law is not None]
+    index = iter(range(len(rows)))
+    kind = tuple(Kind.CHOSEN if law is None else Kind.SAMPLED for law in laws)
+    row_of = tuple(-1 if law is None else next(index) for law in laws)
+    return Draft(root, tuple(tokens), tuple(parents), kind, ("tree",) * len(tokens), tuple(rows), row_of)
+
+
+class Edited:
+    """Another drafter's drafts, each changed by `edit` before anybody sees it."""
+
+    def __init__(self, drafter: Drafter, edit: Callable[[Draft], Draft]) -> None:
+        self._drafter, self._edit = drafter, edit
+
+    def open(self, context: Context):
+        return self._drafter.open(context)
+
+    def commit(self, sessions, tokens) -> None:
+        self._drafter.commit(sessions, tokens)
+
+    def propose(self, sessions, plans, chances) -> list[Draft]:
+        return [self._edit(draft) for draft in self._drafter.propose(sessions, plans, chances)]
+
+
+@dataclass(frozen=True)
+class Eager:
+    """Drafts `depth` tokens however few may still be emitted, so that the length cuts inside a block."""
+
+    depth: int
+
+    def init(self) -> None:
+        return None
+
+    def plan(self, state: None, load: Load) -> Plan:
+        return Plan(self.depth)
+
+    def update(self, state: None, step: Step) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Moody:
+    """Drafts nothing, one or two tokens, by what the round before committed."""
+
+    depth: int = 2
+
+    def init(self) -> int:
+        return self.depth
+
+    def plan(self, state: int, load: Load) -> Plan:
+        return Plan(min(state, load.remaining - 1))
+
+    def update(self, state: int, step: Step) -> int:
+        return (len(step.tokens) + state) % (self.depth + 1)
