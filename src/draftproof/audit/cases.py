@@ -38,10 +38,10 @@ EDGES = [name for name in PAIRS if name not in ("witness", "dense")]
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A way of drafting. kinds: of a node's children, in order, the last for all that follow."""
+    """A way of drafting. kinds: of a node's children, in order, given how many there are."""
 
     make: Callable[[Pair], Drafter]
-    kinds: tuple[Kind, ...]
+    kinds: Callable[[int], Sequence[Kind]]
     widths: tuple[int, ...] | None = None  # children a level; None: a chain as long as planned
 
     def form(self, depth: int) -> tuple[list[int], list[Kind]]:
@@ -52,47 +52,58 @@ class Drafting:
         for width in ((1,) * depth if self.widths is None else self.widths)[:depth]:
             grown: list[int] = []
             for parent in level:
-                for child in range(width):
-                    grown.append(len(parents))
-                    parents.append(parent)
-                    kinds.append(self.kinds[min(child, len(self.kinds) - 1)])
+                grown += range(len(parents), len(parents) + width)
+                parents += [parent] * width
+                kinds += self.kinds(width)
             level = grown
         return parents, kinds
 
 
-def _grown(widths: tuple[int, ...], siblings: toys.Siblings, *kinds: Kind) -> Drafting:
-    return Drafting(lambda pair: toys.grower(pair.q, widths, siblings), kinds, widths)
+def _all(kind: Kind) -> Callable[[int], Sequence[Kind]]:
+    return lambda k: [kind] * k
 
 
 def _chosen(choose: Callable[[Pair, Sequence[int]], int]) -> Drafting:
-    return Drafting(lambda pair: toys.chooser(lambda history: choose(pair, history)), (CHOSEN,))
+    return Drafting(lambda pair: toys.chooser(lambda history: choose(pair, history)), _all(CHOSEN))
+
+
+def _drawn(kind: Kind) -> Drafting:
+    return Drafting(lambda pair: ModelDrafter(TableTarget(pair.q, pair.vocab_size), kind), _all(kind))
 
 
 CHAINS = {
-    "no drafts": Drafting(lambda pair: NoDrafter(), (CHOSEN,)),
-    "n-gram": Drafting(lambda pair: NGramDrafter(2, 1), (CHOSEN,)),
+    "no drafts": Drafting(lambda pair: NoDrafter(), _all(CHOSEN)),
+    "n-gram": Drafting(lambda pair: NGramDrafter(2, 1), _all(CHOSEN)),
     "always wrong": _chosen(lambda pair, history: argmax(-pair.p(history))),
     "partly right": _chosen(lambda pair, history: argmax(pair.p(history) * (1 if len(history) % 3 else -1))),
-    "sampled": Drafting(lambda pair: ModelDrafter(TableTarget(pair.q, pair.vocab_size), SAMPLED), (SAMPLED,)),
-    "coupled": Drafting(lambda pair: ModelDrafter(TableTarget(pair.q, pair.vocab_size), COUPLED), (COUPLED,)),
+    "sampled": _drawn(SAMPLED),
+    "coupled": _drawn(COUPLED),
 }
-WAYS: dict[str, tuple[toys.Siblings, tuple[Kind, ...]]] = {
-    "independent": (toys.independent, (SAMPLED,)),
-    "distinct": (toys.distinct, (SAMPLED,)),
-    "chosen": (toys.chosen, (CHOSEN,)),
-    "chosen first": (toys.chosen_first, (CHOSEN, SAMPLED)),
-    "sampled first": (toys.sampled_first, (SAMPLED, CHOSEN)),
-    "greedy": (toys.greedy, (CHOSEN, CHOSEN, SAMPLED)),
+WAYS: dict[str, tuple[toys.Siblings, Callable[[int], Sequence[Kind]]]] = {
+    "independent": (toys.independent, _all(SAMPLED)),
+    "distinct": (toys.distinct, _all(SAMPLED)),
+    "chosen": (toys.chosen, _all(CHOSEN)),
+    "chosen first": (toys.chosen_first, lambda k: [CHOSEN, *[SAMPLED] * (k - 1)]),
+    "sampled first": (toys.sampled_first, lambda k: [SAMPLED, *[CHOSEN] * (k - 1)]),
+    "greedy": (toys.greedy, lambda k: [*[CHOSEN] * (k - 1), SAMPLED]),
 }
 WIDTHS = ((3,), (2, 1), (1, 2), (2, 2))
-DRAFTINGS = (
-    CHAINS
-    | {f"{way} {widths}": _grown(widths, how, *kinds) for way, (how, kinds) in WAYS.items() for widths in WIDTHS}
-    | {
-        f"coupled {widths}": Drafting(lambda pair, w=widths: toys.coupled_grower(pair.q, w), (COUPLED,), widths)
-        for widths in WIDTHS
-    }
-)
+
+
+def _trees() -> dict[str, Drafting]:
+    out = {}
+    for widths in WIDTHS:
+        for way, (siblings, kinds) in WAYS.items():
+            out[f"{way} {widths}"] = Drafting(
+                lambda pair, w=widths, s=siblings: toys.grower(pair.q, w, s), kinds, widths
+            )
+        out[f"coupled {widths}"] = Drafting(
+            lambda pair, w=widths: toys.coupled_grower(pair.q, w), _all(COUPLED), widths
+        )
+    return out
+
+
+DRAFTINGS = CHAINS | _trees()
 
 
 _PLANS = {"Fixed": "depth", "Eager": "always depth", "Moody": "depth 0 to"}
@@ -165,7 +176,7 @@ def cases_for(rule: str) -> list[Case]:
 def _too_long(rule: str, case: Case) -> bool:
     """The coupled rule branches on a drafter's noise AND on its own at every position: it gets the smaller ones."""
     drafting = DRAFTINGS[case.drafting]
-    if rule != "coupled" or SAMPLED not in drafting.kinds:
+    if rule != "coupled" or SAMPLED not in drafting.kinds(2):
         return False
     return drafting.widths == (2, 2) or (case.rounds is None and case.max_tokens > 3)
 

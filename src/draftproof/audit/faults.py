@@ -163,18 +163,13 @@ def block_like(first_failure_ends: bool = False, weighted: bool = True, last_jud
         laws = [draft.rows[i] for i in draft.row_of]
         for i, x in enumerate(draft.tokens):
             weight.append(acceptance(weight[i] * rows[i][x], laws[i][x]))
-
-        def passes(i: int) -> Fraction:
-            if i == n:
-                return Fraction(0) if last_judged_by_q else weight[n]
-            rest = total(residual(rows[i], laws[i], weight[i]))
-            return rest / (rest + 1 - weight[i]) if rest + 1 - weight[i] else Fraction(1)
-
-        coins = [chance.coin(passes(i), Key(draft.root, i - 1, Purpose.ACCEPT, i - 1)) for i in range(1, n + 1)]
+        passes = [_passes(rows[i], laws[i], weight[i]) for i in range(1, n)]
+        passes += [Fraction(0) if last_judged_by_q else weight[n]] if n else []
+        coins = [chance.coin(prob, Key(draft.root, i, Purpose.ACCEPT, i)) for i, prob in enumerate(passes)]
         if first_failure_ends:
             kept = coins.index(False) if False in coins else n
         else:
-            kept = max((i for i in range(1, n + 1) if coins[i - 1]), default=0)
+            kept = max((i + 1 for i in range(n) if coins[i]), default=0)
         law = rows[kept]
         if kept < n and total(residual(law, laws[kept], weight[kept])) > 0:
             law = residual(law, laws[kept], weight[kept] if weighted else Fraction(1))
@@ -182,6 +177,11 @@ def block_like(first_failure_ends: bool = False, weighted: bool = True, last_jud
         return Verdict(tuple(range(kept)), (*draft.tokens[:kept], y), "replacement" if kept < n else "bonus")
 
     return rule
+
+
+def _passes(p: Row, q: Row, weight: Fraction) -> Fraction:
+    rest = total(residual(p, q, weight))
+    return rest / (rest + 1 - weight) if rest + 1 - weight else Fraction(1)
 
 
 # -- recursive rejection, plainly

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from itertools import count
 
@@ -95,16 +95,16 @@ class Toy:
 
 def chooser(choose: Callable[[Sequence[int]], int], q: Table | None = None) -> Drafter:
     """Drafts what `choose(history)` says, token after token: chosen drafts, unless `q` claims they were sampled."""
+    return Toy(partial(_choose, choose, q))
 
-    def grow(text: list[int], depth: int, chance: Chance) -> Draft:
-        root, rows = len(text), []
-        for _ in range(depth):
-            if q is not None:
-                rows.append(q(text))
-            text.append(choose(text))
-        return Draft.chain(root, text[root:], Kind.SAMPLED if rows else Kind.CHOSEN, "chooser", rows)
 
-    return Toy(grow)
+def _choose(choose, q: Table | None, text: list[int], depth: int, chance: Chance) -> Draft:
+    root, rows = len(text), []
+    for _ in range(depth):
+        if q is not None:
+            rows.append(q(text))
+        text.append(choose(text))
+    return Draft.chain(root, text[root:], Kind.SAMPLED if rows else Kind.CHOSEN, "chooser", rows)
 
 
 Draw = Callable[[Row], int]
@@ -168,52 +168,53 @@ def grower(q: Table, widths: Sequence[int], siblings: Siblings) -> Drafter:
 
     Each draw has its own key, so a node's knows nothing of its cousins'.
     """
+    return Toy(partial(_grow, q, widths, siblings))
 
-    def grow(text: list[int], most: int, chance: Chance) -> Draft:
-        draws = count()
-        tokens: list[int] = []
-        parents: list[int] = []
-        laws: list[Row | None] = []
-        level = [ROOT]
-        for depth, width in enumerate(widths[:most]):
-            grown: list[int] = []
-            for parent in level:
-                path = [tokens[node] for node in path_to(parents, parent)]
 
-                def draw(law: Row, depth: int = depth) -> int:
-                    return chance.pick(law, Key(len(text), depth, Purpose.DRAFT, next(draws)))[0]
+def _grow(q: Table, widths: Sequence[int], siblings: Siblings, text: list[int], most: int, chance: Chance) -> Draft:
+    tokens: list[int] = []
+    parents: list[int] = []
+    laws: list[Row | None] = []
+    level, draws = [ROOT], count()
+    for depth, width in enumerate(widths[:most]):
+        draw = partial(_draw, chance, len(text), depth, draws)
+        grown: list[int] = []
+        for parent in level:
+            path = [tokens[node] for node in path_to(parents, parent)]
+            for token, law in siblings(q([*text, *path]), width, draw):
+                grown.append(len(tokens))
+                tokens.append(token)
+                parents.append(parent)
+                laws.append(law)
+        level = grown
+    return tree(len(text), tokens, parents, laws)
 
-                for token, law in siblings(q([*text, *path]), width, draw):
-                    grown.append(len(tokens))
-                    tokens.append(token)
-                    parents.append(parent)
-                    laws.append(law)
-            level = grown
-        return tree(len(text), tokens, parents, laws)
 
-    return Toy(grow)
+def _draw(chance: Chance, root: int, depth: int, draws: Iterator[int], law: Row) -> int:
+    (token,) = chance.pick(law, Key(root, depth, Purpose.DRAFT, next(draws)))
+    return token
 
 
 def coupled_grower(q: Table, widths: Sequence[int]) -> Drafter:
     """Grows a tree with the target's own noise: the k tokens that this noise likes best under the draft model."""
+    return Toy(partial(_grow_coupled, q, widths))
 
-    def grow(text: list[int], most: int, chance: Chance) -> Draft:
-        tokens: list[int] = []
-        parents: list[int] = []
-        level = [ROOT]
-        for depth, width in enumerate(widths[:most]):
-            grown: list[int] = []
-            for parent in level:
-                row = q([*text, *(tokens[node] for node in path_to(parents, parent))])
-                for token in chance.pick(row, token_key(len(text) + depth), min(width, int((row > 0).sum()))):
-                    grown.append(len(tokens))
-                    tokens.append(token)
-                    parents.append(parent)
-            level = grown
-        n = len(tokens)
-        return Draft(len(text), tuple(tokens), tuple(parents), (Kind.COUPLED,) * n, ("tree",) * n, (), (-1,) * n)
 
-    return Toy(grow)
+def _grow_coupled(q: Table, widths: Sequence[int], text: list[int], most: int, chance: Chance) -> Draft:
+    tokens: list[int] = []
+    parents: list[int] = []
+    level = [ROOT]
+    for depth, width in enumerate(widths[:most]):
+        grown: list[int] = []
+        for parent in level:
+            row = q([*text, *(tokens[node] for node in path_to(parents, parent))])
+            for token in chance.pick(row, token_key(len(text) + depth), min(width, int((row > 0).sum()))):
+                grown.append(len(tokens))
+                tokens.append(token)
+                parents.append(parent)
+        level = grown
+    n = len(tokens)
+    return Draft(len(text), tuple(tokens), tuple(parents), (Kind.COUPLED,) * n, ("tree",) * n, (), (-1,) * n)
 
 
 def tree(root: int, tokens: Sequence[int], parents: Sequence[int], laws: Sequence[Row | None]) -> Draft:

@@ -1,0 +1,235 @@
+"""`verify` and `verify_batch`: the rules as plain functions of arrays, without a model, a loop or torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .base import Draft, Kind, Rule, Verdict
+from .chance import PhiloxChance
+from .laws import one_hot, total
+from .rules import rule_named
+from .rules.lossy import LossyRule
+
+SUM_TOLERANCE = 1e-3
+"""How far from 1 a row of probabilities may add up (half-precision softmax does); it is then normalised in float64."""
+
+
+def verify(
+    draft_tokens: Any,
+    p: Any,
+    q: Any = None,
+    *,
+    rule: str | Rule | LossyRule = "token",
+    parents: Sequence[int] | None = None,
+    rng: Any = None,
+    logits: bool = False,
+    allow_lossy: bool = False,
+) -> Verdict:
+    """Verify K drafted tokens against the target's laws: which are kept, and which token follows.
+
+    draft_tokens: K token ids. p: the target's laws, K + 1 rows of V: row 0 follows the last committed token, row i + 1
+    follows draft token i. For a chain K rows do, and then there is no bonus token. q: K rows of V, row i the law that
+    token i was drawn from; None if the tokens were chosen without chance (n-gram, argmax, top-k). A row with all its
+    mass on its token says the same of that token alone.
+    parents: the tree, node i's parent is parents[i] < i, -1 for the last committed token; siblings stand in draw order
+    and q[i] is the law of node i GIVEN its earlier siblings. None: a chain.
+    rule: "token" (default), "block", "recursive", "traversal", "greedy_multi", "coupled", or a rule of your own. A
+    lossy rule ("lossy_typical", "lossy_lenient") needs allow_lossy=True.
+    rng: a NumPy Generator, of which one number is drawn a call; or a seed, which gives the same answer at every call;
+    None is fresh entropy. logits: p and q are logits (−inf is allowed), made to laws by a log-softmax in float64.
+
+    Arrays are NumPy's or anything with `__array__`, in any precision; they are not changed. Rows of probabilities must
+    add up to 1 within 1e-3 and are normalised in float64. Raises ValueError naming argument, row and value.
+
+    Two classical examples. Identical laws accept everything:
+
+    >>> import numpy as np
+    >>> row = [0.5, 0.3, 0.2]
+    >>> verdict = verify([0, 2], p=[row, row, row], q=[row, row], rng=7)
+    >>> verdict.accepted, verdict.last, len(verdict.tokens)
+    (2, 'bonus', 3)
+
+    And p = (.5, .3, .2) drafted from q = (.6, .3, .1) gives p back:
+
+    >>> rng = np.random.default_rng(0)
+    >>> p, q = [[0.5, 0.3, 0.2]], [[0.6, 0.3, 0.1]]
+    >>> firsts = [verify([rng.choice(3, p=q[0])], p, q, rng=rng).tokens[0] for _ in range(4000)]
+    >>> (np.bincount(firsts) / 4000).round(2).tolist()
+    [0.5, 0.3, 0.2]
+    """
+    chance = PhiloxChance(int(_generator(rng).integers(2**64, dtype=np.uint64)))
+    return _verify(draft_tokens, p, q, _rule(rule, allow_lossy), parents, chance, logits, "")
+
+
+def verify_batch(
+    draft_tokens: Any,
+    p: Any,
+    q: Any = None,
+    *,
+    lengths: Sequence[int] | None = None,
+    rule: str | Rule | LossyRule = "token",
+    parents: Sequence[Sequence[int]] | None = None,
+    rng: Any = None,
+    logits: bool = False,
+    allow_lossy: bool = False,
+) -> list[Verdict]:
+    """`verify` for B requests at once: draft_tokens (B, K), p (B, K + 1, V) or (B, K, V), q (B, K, V) or None.
+
+    Ragged batches: `lengths` says how many of each row's K tokens are drafted (the bonus of row b is then
+    p[b, lengths[b]]; what lies beyond is not looked at), or give lists of B arrays of different lengths. parents: one
+    tree a request, or None.
+
+    The answers are those of B calls of `verify` in order with the same Generator; a seed makes a Generator first.
+
+    >>> p = np.full((2, 3, 4), 0.25)
+    >>> [verdict.accepted for verdict in verify_batch([[0, 1], [2, 0]], p, p[:, :2], lengths=[2, 1], rng=0)]
+    [2, 1]
+    """
+    count = len(draft_tokens)
+    for name, value in (("p", p), ("q", q), ("lengths", lengths), ("parents", parents)):
+        if value is not None and len(value) != count:
+            raise ValueError(f"{name}: {len(value)} requests, draft_tokens has {count}")
+    generator, chosen = _generator(rng), _rule(rule, allow_lossy)
+    out = []
+    for b in range(count):
+        tokens, p_b, q_b = draft_tokens[b], p[b], None if q is None else q[b]
+        if lengths is not None:
+            n = lengths[b]
+            if not (isinstance(n, int | np.integer) and 0 <= n <= len(tokens)):
+                raise ValueError(f"lengths: request {b} has {n!r}; it must be a whole number in 0 .. {len(tokens)}")
+            bonus = len(p_b) > len(tokens)
+            tokens, p_b, q_b = tokens[:n], p_b[: n + bonus], None if q_b is None else q_b[:n]
+        chance = PhiloxChance(int(generator.integers(2**64, dtype=np.uint64)))
+        tree = None if parents is None else parents[b]
+        out.append(_verify(tokens, p_b, q_b, chosen, tree, chance, logits, f"[{b}]"))
+    return out
+
+
+def _verify(
+    draft_tokens: Any, p: Any, q: Any, rule: Rule, parents: Any, chance: PhiloxChance, logits: bool, request: str
+) -> Verdict:
+    """`request` is "" or "[b]": it follows the arguments' names in messages."""
+    rows = _laws(f"p{request}", p, logits)
+    v = rows.shape[1]
+    tokens = _tokens(f"draft_tokens{request}", draft_tokens, v)
+    n = len(tokens)
+    tree = _parents(f"parents{request}", parents, n)
+    bonus = len(rows) == n + 1
+    if not bonus and (len(rows) != n or tree != tuple(range(-1, n - 1))):
+        shapes = f"{n + 1} rows" if parents is not None else f"{n + 1} rows, or {n} for no bonus token"
+        raise ValueError(f"p{request}: {len(rows)} rows for {n} draft tokens; it must have {shapes}")
+    draft = _draft(tokens, tree, None if q is None else _laws(f"q{request}", q, logits), v, f"q{request}", logits)
+    # without a row for the bonus one stands in that costs no noise; what is drawn from it is taken away again
+    verdict = rule(draft, [*rows] if bonus else [*rows, one_hot(0, v)], chance)
+    if bonus or verdict.last == "replacement":
+        return verdict
+    return Verdict(verdict.path, verdict.tokens[:-1], None, verdict.tests, verdict.rounding)
+
+
+def _draft(tokens: Sequence[int], parents: tuple[int, ...], q: Any, v: int, name: str, logits: bool) -> Draft:
+    n = len(tokens)
+    if q is None:
+        return Draft(0, tuple(tokens), parents, (Kind.CHOSEN,) * n, ("",) * n, (), (-1,) * n)
+    if q.shape != (n, v):
+        raise ValueError(f"{name}: shape {q.shape}; it must be ({n}, {v}), a row for each draft token")
+    for i, x in enumerate(tokens):
+        if not q[i, x] > 0:
+            small = " (or a logit too far below the largest)" if logits else ""
+            raise ValueError(f"{name}: row {i} gives draft token {x} probability 0{small}; it cannot have been drawn")
+    certain = [bool(q[i, x] == 1) for i, x in enumerate(tokens)]
+    kind = tuple(Kind.CHOSEN if sure else Kind.SAMPLED for sure in certain)
+    row_of = tuple(-1 if sure else i for i, sure in enumerate(certain))
+    return Draft(0, tuple(tokens), parents, kind, ("",) * n, tuple(q), row_of)
+
+
+def _rule(rule: str | Rule | LossyRule, allow_lossy: bool) -> Rule:
+    if isinstance(rule, LossyRule):
+        return rule.admitted(allow_lossy=allow_lossy)
+    if isinstance(rule, str):
+        return rule_named(rule, allow_lossy=allow_lossy)
+    if not callable(rule):
+        raise ValueError(f"rule: {rule!r} is not allowed; it must be a name or a rule")
+    return rule
+
+
+def _generator(rng: Any) -> np.random.Generator:
+    try:
+        return np.random.default_rng(rng)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"rng: {rng!r} is not allowed; it must be a NumPy Generator or a seed ({error})") from None
+
+
+def _array(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except Exception as error:  # whatever `__array__` of another library raises: bfloat16, another device, a gradient
+        raise ValueError(f"{name}: it cannot be read as a NumPy array: {error}") from None
+
+
+def _tokens(name: str, value: Any, v: int) -> list[int]:
+    ids = _array(name, value)
+    if ids.ndim != 1:
+        raise ValueError(f"{name}: shape {ids.shape}; it must be one-dimensional, K token ids")
+    if ids.size and ids.dtype.kind not in "iu":
+        raise ValueError(f"{name}: {ids.dtype} is not allowed; token ids are whole numbers")
+    for i, x in enumerate(ids.tolist()):
+        if not 0 <= x < v:
+            raise ValueError(f"{name}: token {x} at {i} is out of range; the rows of p have {v} tokens")
+    return [int(x) for x in ids.tolist()]
+
+
+def _parents(name: str, value: Any, n: int) -> tuple[int, ...]:
+    if value is None:
+        return tuple(range(-1, n - 1))
+    above = _array(name, value)
+    if above.shape != (n,) or (n and above.dtype.kind not in "iu"):
+        raise ValueError(f"{name}: {value!r} is not allowed; it must be {n} whole numbers, one a draft token")
+    for i, parent in enumerate(above.tolist()):
+        if not -1 <= parent < i:
+            raise ValueError(f"{name}: node {i} has parent {parent}; it must be in -1 .. {i - 1}")
+    return tuple(above.tolist())
+
+
+def _laws(name: str, value: Any, logits: bool) -> np.ndarray:
+    """Rows of V numbers -> laws in float64, checked; the input is copied."""
+    raw = _array(name, value)
+    try:
+        rows = np.array(raw, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: {raw.dtype} is not allowed; it must be an array of numbers") from None
+    if rows.ndim != 2 or rows.shape[1] < 1:
+        raise ValueError(f"{name}: shape {rows.shape}; it must be (rows, V), a row for each position")
+    return _softmax(name, rows) if logits else _probabilities(name, rows)
+
+
+def _probabilities(name: str, rows: np.ndarray) -> np.ndarray:
+    _refuse(name, rows, ~np.isfinite(rows), "it must be finite")
+    _refuse(name, rows, rows < 0, "it must be >= 0")
+    for i, row in enumerate(rows):
+        mass = total(row)
+        if abs(mass - 1) > SUM_TOLERANCE:
+            raise ValueError(
+                f"{name}: row {i} adds up to {mass:.6g}; it must be 1 within {SUM_TOLERANCE} (logits=True takes logits)"
+            )
+        row /= mass
+    return rows
+
+
+def _softmax(name: str, rows: np.ndarray) -> np.ndarray:
+    _refuse(name, rows, np.isnan(rows) | (rows == np.inf), "logits must be finite or -inf")
+    for i, row in enumerate(rows):
+        peak = row.max()
+        if peak == -np.inf:
+            raise ValueError(f"{name}: row {i} has no finite logit; at least one token must have mass")
+        row -= peak
+        row -= np.log(np.exp(row).sum())
+    return np.exp(rows)
+
+
+def _refuse(name: str, rows: np.ndarray, wrong: np.ndarray, right: str) -> None:
+    if wrong.any():
+        i, x = (int(index) for index in np.argwhere(wrong)[0])
+        raise ValueError(f"{name}: row {i} has {rows[i, x]} at token {x}; {right}")
