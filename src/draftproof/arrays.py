@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import Draft, Kind, Rule, Verdict
+from .base import Chance, Draft, Kind, Rule, Verdict
 from .chance import PhiloxChance
 from .laws import one_hot, total
 from .rules import rule_named
@@ -39,7 +39,8 @@ def verify(
     rule: "token" (default), "block", "recursive", "traversal", "greedy_multi", "coupled", or a rule of your own. A
     lossy rule ("lossy_typical", "lossy_lenient") needs allow_lossy=True.
     rng: a NumPy Generator, of which one number is drawn a call; or a seed, which gives the same answer at every call;
-    None is fresh entropy. logits: p and q are logits (−inf is allowed), made to laws by a log-softmax in float64.
+    None is fresh entropy. A `Chance`, such as `PhiloxChance(seed)`, is used as it is, so that a coupled draft can
+    share it. logits: p and q are logits (−inf is allowed), made to laws by a log-softmax in float64.
 
     Arrays are NumPy's or anything with `__array__`, in any precision; they are not changed. Rows of probabilities must
     add up to 1 within 1e-3 and are normalised in float64. Raises ValueError naming argument, row and value.
@@ -60,7 +61,7 @@ def verify(
     >>> (np.bincount(firsts) / 4000).round(2).tolist()
     [0.5, 0.3, 0.2]
     """
-    chance = PhiloxChance(int(_generator(rng).integers(2**64, dtype=np.uint64)))
+    chance = rng if isinstance(rng, Chance) else _fresh(_generator(rng))
     return _verify(draft_tokens, p, q, _rule(rule, allow_lossy), parents, chance, logits, "")
 
 
@@ -102,14 +103,14 @@ def verify_batch(
                 raise ValueError(f"lengths: request {b} has {n!r}; it must be a whole number in 0 .. {len(tokens)}")
             bonus = len(p_b) > len(tokens)
             tokens, p_b, q_b = tokens[:n], p_b[: n + bonus], None if q_b is None else q_b[:n]
-        chance = PhiloxChance(int(generator.integers(2**64, dtype=np.uint64)))
+        chance = _fresh(generator)
         tree = None if parents is None else parents[b]
         out.append(_verify(tokens, p_b, q_b, chosen, tree, chance, logits, f"[{b}]"))
     return out
 
 
 def _verify(
-    draft_tokens: Any, p: Any, q: Any, rule: Rule, parents: Any, chance: PhiloxChance, logits: bool, request: str
+    draft_tokens: Any, p: Any, q: Any, rule: Rule, parents: Any, chance: Chance, logits: bool, request: str
 ) -> Verdict:
     """`request` is "" or "[b]": it follows the arguments' names in messages."""
     rows = _laws(f"p{request}", p, logits)
@@ -160,6 +161,10 @@ def _generator(rng: Any) -> np.random.Generator:
         return np.random.default_rng(rng)
     except (TypeError, ValueError) as error:
         raise ValueError(f"rng: {rng!r} is not allowed; it must be a NumPy Generator or a seed ({error})") from None
+
+
+def _fresh(generator: np.random.Generator) -> Chance:
+    return PhiloxChance(int(generator.integers(2**64, dtype=np.uint64)))
 
 
 def _array(name: str, value: Any) -> np.ndarray:

@@ -1,0 +1,250 @@
+"""The theory against the proof: every closed form equals what enumeration finds, every bound what brute force finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import chain, combinations, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftproof.audit import toys
+from draftproof.audit.exact import fractions_row, paths
+from draftproof.base import Context, Plan, Row, token_key
+from draftproof.chance import PhiloxChance
+from draftproof.rules import RULES
+from draftproof.theory import (
+    acceptance_report,
+    best_depth,
+    best_tree,
+    chosen_acceptance,
+    coupled_match,
+    distinct_acceptance,
+    distinct_bound,
+    expected_tokens,
+    greedy_acceptance,
+    independent_acceptance,
+    independent_bound,
+    single_draft_bound,
+    speed_up,
+    survival,
+)
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@st.composite
+def pairs(draw, least: int = 1) -> tuple[Row, Row]:
+    """Two exact laws over one vocabulary, with zeros and ties."""
+    size = draw(st.integers(least, 5))
+    weights = st.lists(st.integers(0, 4), min_size=size, max_size=size).filter(any)
+    return fractions_row(*draw(weights)), fractions_row(*draw(weights))
+
+
+def accepted(rule: str, p: Row, q: Row, k: int, siblings: toys.Siblings) -> Fraction:
+    """The exact probability that the rule accepts one of k drafts of one position."""
+    rows = [p] * (k + 1)
+
+    def run(chance) -> int:
+        drafter = toys.grower(lambda history: q, (k,), siblings)
+        session = drafter.open(Context(lambda row, history: row, len(p), 2))
+        [draft] = drafter.propose([session], [Plan(1)], [chance])
+        return RULES[rule](draft, rows, chance).accepted
+
+    return sum((weight * hits for weight, hits in paths(run)), Fraction(0))
+
+
+SCHEMES: dict[str, tuple[Callable, str, toys.Siblings]] = {
+    "independent": (independent_acceptance, "recursive", toys.independent),
+    "distinct": (distinct_acceptance, "recursive", toys.distinct),
+    "chosen": (chosen_acceptance, "recursive", toys.chosen),
+    "greedy": (greedy_acceptance, "greedy_multi", toys.greedy),
+    "independent, traversal": (independent_acceptance, "traversal", toys.independent),
+    "distinct, traversal": (distinct_acceptance, "traversal", toys.distinct),
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(pair=pairs(), k=st.integers(1, 3))
+def test_a_closed_form_is_what_the_rule_accepts(scheme: str, pair: tuple[Row, Row], k: int):
+    closed_form, rule, siblings = SCHEMES[scheme]
+    p, q = pair
+    assert closed_form(p, q, k) == accepted(rule, p, q, k, siblings)
+
+
+@given(pairs())
+def test_token_verification_reaches_the_single_draft_bound(pair: tuple[Row, Row]):
+    p, q = pair
+    assert single_draft_bound(p, q) == accepted("token", p, q, 1, toys.independent)
+    assert independent_bound(p, q, 1) == distinct_bound(p, q, 1) == single_draft_bound(p, q)
+
+
+# -- bounds
+
+
+def subsets(size: int):
+    return chain.from_iterable(combinations(range(size), n) for n in range(size + 1))
+
+
+def all_distinct_within(q: Row, ids: Sequence[int], k: int) -> Fraction:
+    """Probability that k draws without replacement all fall into `ids`, sequence by sequence."""
+    k = min(k, int((q > 0).sum()))
+    out = Fraction(0)
+    for order in permutations([i for i in ids if q[i] > 0], k):
+        left, weight = Fraction(1), Fraction(1)
+        for i in order:
+            weight *= q[i] / left
+            left -= q[i]
+        out += weight
+    return out
+
+
+@given(pairs(), st.integers(1, 3))
+def test_the_bound_of_independent_drafts_is_the_least_over_all_subsets(pair: tuple[Row, Row], k: int):
+    p, q = pair
+    slack = [sum(p[i] for i in ids) - sum(q[i] for i in ids) ** k for ids in subsets(len(p))]
+    assert independent_bound(p, q, k) == 1 + min(slack)
+
+
+@given(pairs(), st.integers(1, 4))
+def test_the_bound_of_distinct_drafts_is_the_least_over_all_subsets(pair: tuple[Row, Row], k: int):
+    p, q = pair
+    slack = [sum(p[i] for i in ids) - all_distinct_within(q, ids, k) for ids in subsets(len(p))]
+    found = distinct_bound(p, q, k)
+    if min(k, int((q > 0).sum())) <= 2:
+        assert found == 1 + min(slack)
+    else:
+        assert float(found) == pytest.approx(float(1 + min(slack)), abs=1e-10)
+
+
+@given(pairs(), st.integers(1, 3))
+def test_no_rule_beats_its_bound_and_more_drafts_never_hurt(pair: tuple[Row, Row], k: int):
+    p, q = pair
+    tiny = 1e-9 if k > 2 else 0  # the quadrature's
+    assert independent_acceptance(p, q, k) <= independent_bound(p, q, k)
+    assert distinct_acceptance(p, q, k) <= distinct_bound(p, q, k) + tiny
+    for scheme in (independent_acceptance, independent_bound, distinct_acceptance):
+        assert scheme(p, q, k) <= scheme(p, q, k + 1)
+
+
+def test_quadrature_survives_sharp_laws():
+    """A token with nearly all the mass, a tail of tiny ones: the third draft is found after a million lifetimes."""
+    tail = 1e-6
+    q = np.array([1 - 3 * tail, tail, tail, tail])
+    p = np.array([0.25, 0.25, 0.25, 0.25])
+    exact = [Fraction(x) / sum(map(Fraction, q)) for x in q]
+    slack = [
+        sum(p[list(ids)]) - float(all_distinct_within(np.array(exact, dtype=object), ids, 3)) for ids in subsets(4)
+    ]
+    assert distinct_bound(p, q, 3) == pytest.approx(1 + min(slack), abs=1e-9)
+
+
+# -- the coupling
+
+
+@given(pairs())
+def test_coupled_match_is_its_formula_term_by_term(pair: tuple[Row, Row]):
+    p, q = pair
+    terms = []
+    for i in range(len(p)):
+        if p[i] * q[i] > 0:
+            terms.append(1 / sum(max(p[j] / p[i], q[j] / q[i]) for j in range(len(p))))
+    overlap = single_draft_bound(p, q)
+    assert coupled_match(p, q) == sum(terms)
+    assert overlap / (2 - overlap) <= coupled_match(p, q) <= overlap  # TV = 1 − overlap
+
+
+def test_coupled_match_is_what_production_noise_gives():
+    """20,000 seeds; a bound that a binomial leaves with probability 2·exp(−2·n·ε²) = 1e-9 (Hoeffding)."""
+    rng = np.random.default_rng(5)
+    p, q = rng.dirichlet(np.ones(8)), rng.dirichlet(np.ones(8))
+    n = 20_000
+    hits = sum(
+        chance.pick(p, token_key(0)) == chance.pick(q, token_key(0))
+        for chance in (PhiloxChance(seed) for seed in range(n))
+    )
+    assert abs(hits / n - coupled_match(p, q)) < np.sqrt(np.log(2e9) / (2 * n))
+
+
+# -- lengths
+
+
+@given(st.fractions(0, 1, max_denominator=20).filter(lambda a: a < 1), st.integers(0, 6))
+def test_expected_tokens_of_equal_acceptances_is_the_geometric_sum(alpha: Fraction, k: int):
+    assert expected_tokens([alpha] * k) == (1 - alpha ** (k + 1)) / (1 - alpha)
+    assert survival([alpha] * k) == [alpha**i for i in range(1, k + 1)]
+
+
+def test_a_stronger_draft_is_not_always_faster():
+    weak = speed_up([0.6] * 4, 0.02, lambda rows: 1.0)
+    strong = speed_up([0.8] * 4, 0.4, lambda rows: 1.0)
+    assert strong < 1.3 < weak
+    assert best_depth([0.8] * 4, 1.0, lambda rows: 1.0)[0] == 0, "a draft as slow as the target is no use at all"
+
+
+def test_best_depth_looks_beyond_a_step_in_the_cost():
+    """Rows cost nothing up to 4 and from 5 to 12, with a step between: depth 4 is worse than 3, 11 better than both."""
+    cost = lambda rows: 1.0 if rows <= 4 else 1.4  # noqa: E731
+    depth, gain = best_depth([0.95] * 11, 0.01, cost)
+    assert depth == 11
+    assert speed_up([0.95] * 4, 0.01, cost) < speed_up([0.95] * 3, 0.01, cost) < gain
+
+
+def shapes(nodes: int) -> list[tuple[int, ...]]:
+    """All parent arrays of that many nodes in which parents precede children."""
+    out: list[tuple[int, ...]] = [()]
+    for node in range(nodes):
+        out = [(*parents, parent) for parents in out for parent in range(-1, node)]
+    return out
+
+
+def yields(parents: Sequence[int], acceptances: Sequence[Fraction]) -> Fraction:
+    seen: dict[int, int] = {}
+    reach: list[Fraction] = []
+    for parent in parents:
+        slot = seen.get(parent, 0)
+        seen[parent] = slot + 1
+        reach.append(
+            (Fraction(1) if parent < 0 else reach[parent]) * (acceptances[slot] if slot < len(acceptances) else 0)
+        )
+    return 1 + sum(reach, Fraction(0))
+
+
+@given(st.lists(st.fractions(0, 1, max_denominator=10), min_size=1, max_size=3), st.integers(0, 5))
+def test_best_tree_is_the_best_of_all_trees(acceptances: list[Fraction], nodes: int):
+    if sum(acceptances) > 1:
+        acceptances = [a / sum(acceptances) for a in acceptances]
+    tree = best_tree(acceptances, nodes)
+    assert tree.tokens == max(yields(parents, acceptances) for parents in shapes(nodes))
+    assert yields(tree.parents, acceptances) == tree.tokens
+    assert len(tree.parents) <= nodes
+
+
+# -- the report
+
+
+def test_the_report_agrees_with_its_parts_and_checks_what_it_is_given():
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+    report = acceptance_report(p.tolist(), q, 2)
+    assert report.token == pytest.approx(0.7)
+    assert report.independent <= report.independent_bound
+    for wrong, match in (
+        (([0.5, 0.2], q), "p: not a law; .* add up to 0.7"),
+        ((p, [0.5, 0.5]), "q: shape"),
+        ((p, q, 4), "k: 4 is not allowed"),
+        (([[1.0]], q), "p: shape"),
+        (([0.5, np.nan, 0.5], q), "p: not a law"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            acceptance_report(*wrong)
+
+
+def test_the_report_runs_on_a_real_vocabulary():
+    rng = np.random.default_rng(1)
+    p, q = rng.dirichlet(np.full(50_000, 0.02)), rng.dirichlet(np.full(50_000, 0.02))
+    two = acceptance_report(p, q, 2)
+    assert two.distinct is not None
+    assert two.token <= two.independent <= two.independent_bound <= 1
