@@ -14,14 +14,14 @@ from typing import Any, Literal
 import torch
 from jinja2 import TemplateError
 
-from .base import Drafter, Kind, Step
+from .base import Drafter, Step
 from .chance import PhiloxChance
 from .commit import Output
 from .control import Fixed
 from .drafters import ModelDrafter, NGramDrafter, NoDrafter
 from .loop import decode
 from .models.load import Loaded, load
-from .rules import RULES
+from .rules import LOSSY, rule_named
 from .sampling import SamplingParams, check_integer, law_of
 from .speculation import SpeculativeConfig
 from .stats import Stats
@@ -112,8 +112,10 @@ class LLM:
         return other
 
     @property
-    def claim(self) -> Literal["bit-exact", "same law"]:
+    def claim(self) -> Literal["bit-exact", "same law", "lossy"]:
         """What holds between speculation on and off: bits need a machine that keeps them and the coupled rule."""
+        if self.speculation.verify in LOSSY:
+            return "lossy"
         return "bit-exact" if self.loaded.target.plan.exact and self.speculation.verify == "coupled" else "same law"
 
     @property
@@ -173,8 +175,7 @@ class LLM:
         if spec.method == "ngram":
             return NGramDrafter(spec.prompt_lookup_max, spec.prompt_lookup_min)
         if self._draft_model is not None:
-            kind = Kind.COUPLED if spec.verify == "coupled" else Kind.SAMPLED
-            return ModelDrafter(self._draft_model.target, kind, self._draft_model.name)
+            return ModelDrafter(self._draft_model.target, spec.kind, self._draft_model.name)
         return NoDrafter()
 
     def effective_config(self, params: SamplingParams, prompt_tokens: int, limit: int) -> dict[str, Any]:
@@ -225,7 +226,7 @@ class Generation:
             target=llm.loaded.target,
             drafter=llm.drafter(),
             controller=Fixed(llm.speculation.num_speculative_tokens),
-            rule=RULES[llm.speculation.verify],
+            rule=rule_named(llm.speculation.verify, allow_lossy=llm.speculation.allow_lossy),
             law=law_of(params),
             chance=PhiloxChance(params.seed),
         )

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .rules import RULES
+from .base import Kind
+from .rules import NEEDS, RULES, rule_named, why_not
 from .sampling import check_integer
 
 METHODS = ("ngram", "draft_model", "none")
@@ -18,6 +19,7 @@ class SpeculativeConfig:
 
     method: "ngram" (prompt lookup), "draft_model" (needs `model`), "none". num_speculative_tokens: most tokens drafted
     a round. prompt_lookup_max, prompt_lookup_min: n-gram sizes. verify: the rule; "coupled" keeps the text of a seed.
+    allow_lossy: admit rules that change what the model says.
     """
 
     method: str = "ngram"
@@ -26,14 +28,16 @@ class SpeculativeConfig:
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 1
     verify: str = "coupled"
+    allow_lossy: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"method: {self.method!r} is unknown; known are {', '.join(METHODS)}")
         if (self.method == "draft_model") != (self.model is not None):
             raise ValueError(f"model: method {self.method!r} with draft model {self.model!r}; draft_model needs one")
-        if self.verify not in RULES:
-            raise ValueError(f"verify: {self.verify!r} is unknown; known are {', '.join(RULES)}")
+        if not isinstance(self.allow_lossy, bool):
+            raise ValueError(f"allow_lossy: {self.allow_lossy!r} is not allowed; it must be True or False")
+        rule_named(self.verify, allow_lossy=self.allow_lossy, argument="verify")
         check_integer("num_speculative_tokens", self.num_speculative_tokens, lambda n: n >= 0, ">= 0")
         check_integer("prompt_lookup_min", self.prompt_lookup_min, lambda n: n >= 1, ">= 1")
         check_integer(
@@ -41,6 +45,26 @@ class SpeculativeConfig:
             self.prompt_lookup_max,
             lambda n: n >= self.prompt_lookup_min,
             f">= prompt_lookup_min ({self.prompt_lookup_min})",
+        )
+        self._require_rule_for_drafts()
+
+    @property
+    def kind(self) -> Kind:
+        """How tokens are drafted: chosen, drawn with the target's noise if the rule takes that, or drawn."""
+        if self.method != "draft_model":
+            return Kind.CHOSEN
+        return Kind.COUPLED if NEEDS[self.verify].coupled else Kind.SAMPLED
+
+    def _require_rule_for_drafts(self) -> None:
+        """Refuse a rule that could not verify what this method drafts: chains, so far."""
+        depth = 0 if self.method == "none" else self.num_speculative_tokens
+        parents = range(-1, depth - 1)
+        if why_not(self.verify, parents, (self.kind,) * depth) is None:
+            return
+        able = [rule for rule in RULES if why_not(rule, parents, (Kind.CHOSEN,) * depth) is None]
+        raise ValueError(
+            f"verify: {self.verify!r} takes {NEEDS[self.verify].takes}, but {self.method} drafts a chain of up to "
+            f"{depth} tokens; use {', '.join(able)}, or num_speculative_tokens 1"
         )
 
     @classmethod

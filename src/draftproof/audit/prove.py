@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from time import perf_counter
@@ -41,32 +42,39 @@ def prove(rule: str, progress: Callable[[str], None] = lambda message: None) -> 
     cases = cases_for(rule)
     for i, case in enumerate(cases):
         progress(f"{rule}: case {i + 1} of {len(cases)}, {case.name}")
-        try:
+        report.cases += 1
+        with _noting(report, case.name):
             off = deviation_of(case.under(RULES[rule]))
-        except Exception as error:  # whatever a rule may raise is a finding, not the end of the proof
-            report.errors[case.name] = f"{type(error).__name__}: {error}"
-            continue
-        finally:
-            report.cases += 1
-        report.deviation = max(report.deviation, off)
-        if off != 0:
-            report.failed[case.name] = off
+            report.deviation = max(report.deviation, off)
+            if off != 0:
+                report.failed[case.name] = off
     for mutant in (mutant for mutant in MUTANTS if mutant.of == rule):
         progress(f"{rule}: fault {mutant.name!r}")
-        difference = first_difference(mutant)
-        if difference is None:
-            report.missed.append(mutant.name)
-        else:
-            report.caught[mutant.name] = difference
+        with _noting(report, mutant.name):
+            difference = first_difference(mutant)
+            if difference is None:
+                report.missed.append(mutant.name)
+            else:
+                report.caught[mutant.name] = difference
     for mutant in (mutant for mutant in HARMLESS if mutant.of == rule):
         progress(f"{rule}: harmless {mutant.name!r}")
-        difference = first_difference(mutant)
-        if difference is None:
-            report.harmless.append(mutant.name)
-        else:
-            report.accused[mutant.name] = difference
+        with _noting(report, mutant.name):
+            difference = first_difference(mutant)
+            if difference is None:
+                report.harmless.append(mutant.name)
+            else:
+                report.accused[mutant.name] = difference
     report.seconds = perf_counter() - began
     return report
+
+
+@contextmanager
+def _noting(report: Report, name: str) -> Iterator[None]:
+    """Whatever a rule may raise is a finding, not the end of the proof."""
+    try:
+        yield
+    except Exception as error:
+        report.errors[name] = f"{type(error).__name__}: {error}"
 
 
 def as_dict(report: Report) -> dict[str, Any]:

@@ -29,7 +29,13 @@ def generate(
     draft: Annotated[str, _Option(help="ngram, model:NAME, or none.")] = "ngram",
     no_speculation: Annotated[bool, _Option("--no-speculation", help="The same as --draft none.")] = False,
     num_speculative_tokens: Annotated[int, _Option(help="Most tokens drafted in a round.")] = 5,
-    verify: Annotated[str, _Option(help="coupled (same seed, same text), token, or block.")] = "coupled",
+    verify: Annotated[
+        str, _Option(help="coupled (same seed, same text), token, block, recursive, traversal, greedy_multi.")
+    ] = "coupled",
+    allow_lossy: Annotated[
+        bool,
+        _Option("--allow-lossy", help="Admit lossy_typical and lossy_lenient, which change what the model says."),
+    ] = False,
     temperature: Annotated[float | None, _Option(help="0 is greedy. Default: the model's, else 1.")] = None,
     top_k: Annotated[int | None, _Option(help="Keep the k likeliest tokens; 0 is off.")] = None,
     top_p: Annotated[float | None, _Option(help="Keep the likeliest tokens of this mass; 1 is off.")] = None,
@@ -56,7 +62,7 @@ def generate(
     Example: **draftproof generate "Write a Python class for a stack." --max-tokens 128**
     """
     text = sys.stdin.read() if prompt == "-" else prompt
-    speculation = speculative_config(draft, no_speculation, num_speculative_tokens, verify)
+    speculation = speculative_config(draft, no_speculation, num_speculative_tokens, verify, allow_lossy)
     given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     sampling = {name: value for name, value in given.items() if value is not None}
     sampling |= {"stop": tuple(stop or ()), "max_tokens": max_tokens}
@@ -76,6 +82,8 @@ def generate(
     request = llm.start(llm.encode(text, system=system, raw=raw), params(llm, sampling))
     if exact == "bits" and not llm.loaded.target.plan.exact:
         note("on this machine a row's bits depend on the rows beside it: same law, but a seed's text may differ")
+    if llm.claim == "lossy":
+        note(f"{verify} changes what the model says: this text does not have the model's law")
     for name, value in request.config["not_applied"].items():
         note(f"the model's generation_config.json asks for {name} {value}, which is not applied")
     with aside(trace) as file:
@@ -86,9 +94,9 @@ def generate(
         print(summary(request.stats, request.seed), file=sys.stderr)
 
 
-def speculative_config(draft: str, off: bool, depth: int, verify: str) -> dict[str, Any]:
+def speculative_config(draft: str, off: bool, depth: int, verify: str, allow_lossy: bool) -> dict[str, Any]:
     """--draft and its neighbours -> `speculative_config`."""
-    config: dict[str, Any] = {"num_speculative_tokens": depth, "verify": verify}
+    config: dict[str, Any] = {"num_speculative_tokens": depth, "verify": verify, "allow_lossy": allow_lossy}
     kind, _, name = draft.partition(":")
     if draft not in ("ngram", "none") and not (kind == "model" and name):
         raise ValueError(f"--draft: {draft!r} is unknown; use ngram, model:NAME or none")

@@ -27,6 +27,10 @@ class Needs:
     coupled: bool = False
     sampled: int | None = None
 
+    @property
+    def takes(self) -> str:
+        return _SHAPES[self.shape]
+
 
 NEEDS: dict[str, Needs] = {
     "coupled": Needs("tree", coupled=True),
@@ -49,7 +53,7 @@ def why_not(rule: str, parents: Sequence[int], kinds: Sequence[Kind]) -> str | N
     needs = NEEDS[rule]
     fits = {"chain": is_chain(parents), "level": all(parent == ROOT for parent in parents), "tree": True}
     if not fits[needs.shape]:
-        return f"the {rule} rule takes {_SHAPES[needs.shape]}, parents are {tuple(parents)}"
+        return f"the {rule} rule takes {needs.takes}, parents are {tuple(parents)}"
     if Kind.COUPLED in kinds and not needs.coupled:
         return f"tokens drawn with the target's own noise need the coupled rule, not {rule}"
     sampled = sum(kind is Kind.SAMPLED for kind in kinds)
