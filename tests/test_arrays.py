@@ -181,6 +181,7 @@ def test_wrong_input_is_named_with_its_row_and_value(name: str):
         verify(*args, **options)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_batch_names_the_request():
     p = np.stack([[P, P], [P, P]])
     with pytest.raises(ValueError, match=r"draft_tokens\[1\]: token 9"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -69,7 +69,7 @@ def prove(rule: str, progress: Callable[[str], None] = lambda message: None) -> 
 
 
 @contextmanager
-def _noting(report: Report, name: str) -> Iterator[None]:
+def _noting(report: Report, name: str) -> Generator[None]:
     """Whatever a rule may raise is a finding, not the end of the proof."""
     try:
         yield
