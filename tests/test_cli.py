@@ -6,6 +6,7 @@ import os
 import pytest
 
 from draftproof.cli.app import run
+from draftproof.rules import NEEDS, RULES
 from tests.folders import make_folder
 
 
@@ -74,6 +75,15 @@ def test_the_prompt_may_come_from_standard_input(folder, capsys, monkeypatch):
     [
         (["x", "--draft", "eagle"], "--draft: 'eagle' is unknown; use ngram, model:NAME or none"),
         (["x", "--verify", "typical"], "verify: 'typical' is unknown; known are coupled, token, block"),
+        (
+            ["x", "--verify", "lossy_typical"],
+            "verify: 'lossy_typical' changes what the model says; pass allow_lossy=True",
+        ),
+        (
+            ["x", "--verify", "greedy_multi"],
+            "takes one level: nodes that all follow the last committed token, but ngram drafts a chain of up to 5 "
+            "tokens; use coupled, token, block, recursive, traversal, or num_speculative_tokens 1",
+        ),
         (["x", "--num-speculative-tokens", "-1"], "num_speculative_tokens: -1 is not allowed"),
         (["x", "--temperature", "-1"], "temperature: -1.0 is not allowed"),
         (["x", "--top-k", "many"], "Invalid value for '--top-k'"),
@@ -155,3 +165,40 @@ def test_the_doctor_reports_a_claim(folder, capsys):
     assert report["claim"] in ("bit-exact", "same law")
     assert {"machine", "rows", "findings", "forward_ms"} <= set(report)
     assert all(finding["rows"] > 0 for finding in report["findings"])
+
+
+@pytest.mark.parametrize("verify", RULES)
+@pytest.mark.parametrize("draft", ["ngram", "model"])
+def test_every_rule_can_be_asked_for(folder, capsys, verify, draft):
+    """With both drafters; one token a round where the rule takes one level. Drafts are accepted, and seeds repeat."""
+    depth = 1 if NEEDS[verify].shape == "level" else 3
+    words = ["abcabcabc", "--model", folder, "--draft", draft if draft == "ngram" else f"model:{folder}", "--json"]
+    words += [
+        "--verify",
+        verify,
+        "--num-speculative-tokens",
+        depth,
+        "--max-tokens",
+        24,
+        "--seed",
+        5,
+        "--dtype",
+        "float32",
+    ]
+    answers = []
+    for _ in range(2):
+        assert generate(*words) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    assert answers[0]["config"]["speculation"]["verify"] == verify
+    assert answers[0]["config"]["claim"] == ("same law" if verify != "coupled" else answers[0]["config"]["claim"])
+    if draft == "model":  # it drafts for itself: p = q, but for the rows' bits
+        assert answers[0]["stats"]["acceptance_rate"] > 0.9
+
+
+def test_a_lossy_rule_says_so_when_it_runs(folder, capsys):
+    words = ("abcabc", "--model", folder, "--verify", "lossy_lenient", "--allow-lossy", "--max-tokens", 4, "--json")
+    assert generate(*words) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["config"]["claim"] == "lossy"
+    assert "lossy_lenient changes what the model says" in err

@@ -15,7 +15,7 @@ from draftproof.chance import PhiloxChance
 from draftproof.rules import NEEDS, RULES, rule_named, why_not
 from draftproof.trees import children, require_path
 
-MASSES = st.sampled_from([0.0, 0.0, 1e-300, 1e-9, 0.25, 0.25, 0.5, 1.0, 3.0])
+MASSES = st.sampled_from([0.0, 0.0, 5e-324, 1e-300, 1e-9, 0.25, 0.25, 0.5, 1.0, 3.0])
 
 
 @st.composite

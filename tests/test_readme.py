@@ -23,6 +23,12 @@ def test_the_loop_shown_is_the_loop():
     assert lines[-1] == "state = controller.update(state, Step(draft, verdict, kept))"
 
 
+def test_the_array_example_runs(capsys):
+    [example] = [block for block in BLOCKS if "verify(" in block]
+    exec(compile(example, "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("(")
+
+
 @pytest.mark.real
 def test_the_example_runs(capsys):
     [example] = [block for block in BLOCKS if "LLM(" in block]
@@ -40,7 +46,7 @@ def test_the_options_shown_exist(capsys):
 
 
 def test_the_public_names():
-    assert draftproof.__all__ == ["LLM", "SamplingParams"]
+    assert draftproof.__all__ == ["LLM", "SamplingParams", "verify", "verify_batch"]
     assert draftproof.SamplingParams(seed=1).seed == 1
     with pytest.raises(AttributeError, match="no attribute 'LMM'"):
         _ = draftproof.LMM

@@ -93,8 +93,14 @@ def _nucleus(row: np.ndarray, top_p: float) -> np.ndarray:
 
 
 def acceptance(p: Any, q: Any) -> Any:
-    """Probability of accepting a token with target probability p that was drawn with probability q: min(1, p/q)."""
-    return min(p / q, 1)
+    """Probability of accepting a token with target probability p that was drawn with probability q: min(1, p/q).
+
+    Compared before it is divided: a tiny q would overflow. NaN stays NaN, which no coin takes.
+
+    >>> acceptance(0.3, 0.6), acceptance(0.3, 5e-324)
+    (0.5, 1)
+    """
+    return 1 if p >= q else p / q
 
 
 def residual(p: Row, q: Row, weight: Any = 1) -> Row:

@@ -27,7 +27,7 @@ LOSSY: dict[str, LossyRule] = {rule.name: rule for rule in (lossy_typical(), los
 def rule_named(name: str, *, allow_lossy: bool = False, argument: str = "rule") -> Rule:
     """The rule of that name; `argument` is how the caller spelt it, for the message."""
     if name in LOSSY:
-        return LOSSY[name].admitted(allow_lossy=allow_lossy)
+        return LOSSY[name].admitted(allow_lossy=allow_lossy, argument=argument)
     if name not in RULES:
         raise ValueError(f"{argument}: {name!r} is unknown; known are {', '.join([*RULES, *LOSSY])}")
     return RULES[name]

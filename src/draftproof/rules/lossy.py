@@ -26,11 +26,11 @@ class LossyRule:
     name: str
     lossy: Rule
 
-    def admitted(self, *, allow_lossy: bool) -> Rule:
-        """The rule itself, for callers who accept that it changes the output."""
+    def admitted(self, *, allow_lossy: bool, argument: str = "rule") -> Rule:
+        """The rule itself, for callers who accept that it changes the output; `argument` is how they named it."""
         if not allow_lossy:
             raise ValueError(
-                f"rule: {self.name!r} changes what the model says; pass allow_lossy=True (--allow-lossy) to use it"
+                f"{argument}: {self.name!r} changes what the model says; pass allow_lossy=True (--allow-lossy) to use it"
             )
         return self.lossy
 
