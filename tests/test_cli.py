@@ -77,7 +77,7 @@ def test_the_prompt_may_come_from_standard_input(folder, capsys, monkeypatch):
         (["x", "--verify", "typical"], "verify: 'typical' is unknown; known are coupled, token, block"),
         (
             ["x", "--verify", "lossy_typical"],
-            "verify: 'lossy_typical' changes what the model says; pass allow_lossy=True",
+            "verify: 'lossy_typical' changes what the model says; allow_lossy",
         ),
         (
             ["x", "--verify", "greedy_multi"],

@@ -30,7 +30,7 @@ class LossyRule:
         """The rule itself, for callers who accept that it changes the output; `argument` is how they named it."""
         if not allow_lossy:
             raise ValueError(
-                f"{argument}: {self.name!r} changes what the model says; pass allow_lossy=True (--allow-lossy) to use it"
+                f"{argument}: {self.name!r} changes what the model says; allow_lossy=True (--allow-lossy) admits it"
             )
         return self.lossy
 
