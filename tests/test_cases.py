@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from draftproof import verify
 from draftproof.audit.exact import LoopCase, deviation, emitted_law, fractions_row, law_of_result, target_law
 from draftproof.audit.toys import argmax, chooser
 from draftproof.base import Chance, Draft, Key, Kind, Purpose, Row, Rule, Step, Verdict
@@ -20,9 +21,10 @@ from draftproof.control import Fixed
 from draftproof.drafters import ModelDrafter, NGramDrafter, NoDrafter
 from draftproof.laws import acceptance, warp
 from draftproof.models.table import TableTarget, hashed_logits
-from draftproof.rules import RULES, block, coupled, token
+from draftproof.rules import RULES, block, token
 from draftproof.sampling import SamplingParams, law_of
 from draftproof.stats import Stats
+from draftproof.theory import acceptance_report
 from tests.toys import CHAIN_RULES, Letters, chi_square, chi_square_limit, constant, decoded, kind_for, reference
 
 P, Q = fractions_row(5, 3, 2), fractions_row(6, 3, 1)
@@ -67,7 +69,7 @@ def drawn(table=near, kind: Kind = Kind.COUPLED, **limits) -> ModelDrafter:
     return ModelDrafter(TableTarget(table, V, **limits), kind)
 
 
-@pytest.mark.parametrize("rule", [token, block, coupled])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_T01_an_argmax_draft_is_a_point_mass(rule: Rule):
     draft = Draft.chain(1, [argmax(Q)])
     assert first_token(draft, rule) == as_law(P)
@@ -170,6 +172,27 @@ def test_T13_temperature_and_top_k_jointly_over_three_tokens(name: str):
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "coupled"])
+@pytest.mark.parametrize("size", [8193, 10_000, 151_936])
+def test_T15_a_residual_at_the_very_end_of_the_vocabulary(size: int, rule: str):
+    """p and q differ at the first and the last token alone, so that a refused first token is replaced by the last."""
+    p = np.full(size, 1 / size)
+    q = p.copy()
+    q[0], q[-1] = 2 / size, 0
+    replaced = {
+        verdict.tokens for seed in range(12) if not (verdict := verify([0], [p], [q], rule=rule, rng=seed)).path
+    }
+    assert replaced == {(size - 1,)}
+
+
+def test_T15_the_residual_may_vanish_in_the_last_tile():
+    p, q = np.zeros(10_000), np.full(10_000, 1e-4)
+    p[:5000] = 2e-4
+    for seed in range(20):
+        [y] = verify([9_999], [p], [q], rng=seed).tokens
+        assert 0 <= y < 5000
+
+
 def test_T16_equal_laws_are_always_accepted():
     probabilities = np.random.default_rng(1).random(1_000_000) * 10.0 ** np.random.default_rng(2).integers(
         -300, 0, 10**6
@@ -181,7 +204,7 @@ def test_T16_equal_laws_are_always_accepted():
         assert all(test.prob == 1 and test.accepted for step in steps for test in step.verdict.tests)
 
 
-@pytest.mark.parametrize("rule", [token, block, coupled])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_T16_far_laws_leave_p(rule: Rule):
     assert first_token(FAR, rule) == as_law(P)
 
@@ -197,7 +220,7 @@ class Constant(PhiloxChance):
         return self._u
 
 
-@pytest.mark.parametrize("rule", [token, block])
+@pytest.mark.parametrize("rule", [rule for name, rule in RULES.items() if name != "coupled"])
 def test_T17_the_comparison_is_strict_at_both_ends(rule: Rule):
     p, q = np.array([0.0, 0.5, 0.5]), np.array([0.4, 0.3, 0.3])
     draft = Draft.chain(1, [0], Kind.SAMPLED, rows=[q])
@@ -385,3 +408,10 @@ def test_T44_a_request_that_never_drafted_has_no_rate():
         stats.add(step)
     assert (stats.drafted, stats.accepted, stats.bonus, stats.emitted) == (0, 0, 0, 3)
     assert stats.acceptance_length is stats.acceptance_rate is None
+
+
+def test_T51_an_argmax_draft_or_a_sampled_one():
+    sharp, flat = np.array([0.9, 0.05, 0.05]), np.array([0.4, 0.3, 0.3])
+    one, other = acceptance_report(sharp, [0.5, 0.3, 0.2]), acceptance_report(flat, flat)
+    assert (one.chosen, one.token) == pytest.approx((0.9, 0.6))
+    assert (other.chosen, other.token) == pytest.approx((0.4, 1.0))

@@ -75,12 +75,12 @@ class Tree(NamedTuple):
 
 
 def best_tree(acceptances: Sequence[Any], nodes: int) -> Tree:
-    """The draft tree of `nodes` nodes that is expected to yield most tokens.
+    """The draft tree of at most `nodes` nodes that is expected to yield most tokens. Costs nodes²·len(acceptances).
 
     acceptances[i]: probability that a node's (i+1)-th child is the one accepted, given that the node is. Sequoia's
     dynamic programme (Chen et al. 2024, 2402.12374, §3.1): F(n) = 1 + max Σ a_i·F(n_i) over n_1 + n_2 + ... = n − 1.
 
-    Of three nodes, a chain yields 1 + .5 + .25 + .125 = 1.875, and .5, .3 beside it on the first level, .25 below:
+    Of three nodes, a chain yields 1 + .5 + .25 + .125 = 1.875; two children with .5 and .3 and one of .25 below, 2.05:
 
     >>> best_tree([0.5], 3)
     Tree(tokens=1.875, parents=(-1, 0, 1))
@@ -89,32 +89,37 @@ def best_tree(acceptances: Sequence[Any], nodes: int) -> Tree:
     """
     if nodes < 0:
         raise ValueError(f"nodes: {nodes} is not allowed; it must be >= 0")
-    most = len(acceptances)
-    value: list[Any] = [0]  # value[n]: F(n), of a subtree of n nodes, its top included
-    split: list[tuple[int, ...]] = [()]  # split[n]: nodes of each child's subtree
+    slots = len(acceptances)
+    value: list[Any] = [0]  # value[n] = F(n), of a subtree of n nodes, its top included
+    rest: list[list[Any]] = [[0] for _ in range(slots + 1)]  # rest[i][m]: the most that slots i, i + 1, ... make of m
+    share: list[list[int]] = [[0] for _ in range(slots)]  # share[i][m]: how many of those m go to slot i; 0 ends it
     for n in range(1, nodes + 2):
-        # rest[m]: the best that the slots from i on make of m nodes, and how
-        rest: list[tuple[Any, tuple[int, ...]]] = [(0, ())] * n
-        for i in reversed(range(most)):
-            rest = [
-                max(
-                    (acceptances[i] * value[s] + rest[m - s][0] if s else 0, -s, (s, *rest[m - s][1]) if s else ())
-                    for s in range(m + 1)
-                )[::2]
-                for m in range(n)
-            ]
-        value.append(1 + rest[n - 1][0])
-        split.append(rest[n - 1][1])
+        value.append(1 + rest[0][n - 1])
+        rest[slots].append(0)
+        for i in reversed(range(slots)):
+            gains = [0, *(acceptances[i] * value[s] + rest[i + 1][n - s] for s in range(1, n + 1))]
+            best = max(range(n + 1), key=gains.__getitem__)
+            rest[i].append(gains[best])
+            share[i].append(best)
+    return Tree(value[nodes + 1], _planted(share, nodes))
+
+
+def _planted(share: Sequence[Sequence[int]], nodes: int) -> tuple[int, ...]:
+    """The parents of a tree whose nodes are shared out among slots as the dynamic programme says, breadth first."""
     parents: list[int] = []
-    level = [(ROOT, nodes + 1)]
+    level = [(ROOT, nodes)]
     while level:
         below: list[tuple[int, int]] = []
-        for parent, size in level:
-            for share in split[size]:
-                below.append((len(parents), share))
+        for parent, left in level:
+            for slot in share:
+                taken = slot[left]
+                if taken == 0:
+                    break
+                below.append((len(parents), taken - 1))
                 parents.append(parent)
+                left -= taken
         level = below
-    return Tree(value[nodes + 1], tuple(parents))
+    return tuple(parents)
 
 
 # -- acceptance at one position
