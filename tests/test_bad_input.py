@@ -31,7 +31,7 @@ def plain(tmp_path_factory):
         (lambda llm: llm.start([1] * 512), "512 tokens leave no room in the model's context of 512"),
         (lambda llm: llm.speculating({"metod": "ngram"}), "unknown key 'metod'; known are method"),
         (lambda llm: llm.speculating({"method": "eagle"}), "'eagle' is unknown; known are ngram"),
-        (lambda llm: llm.speculating({"method": "draft_model"}), "draft_model needs one"),
+        (lambda llm: llm.speculating({"method": "draft_model"}), "needs a draft model's name"),
         (lambda llm: llm.speculating({"verify": "typical"}), "'typical' is unknown; known are coupled"),
         (lambda llm: llm.speculating({"num_speculative_tokens": -1}), "num_speculative_tokens: -1"),
         (lambda llm: SamplingParams(top_p=0.0), "top_p: 0.0 is not allowed; it must be a number in (0, 1]"),

@@ -82,7 +82,7 @@ def test_the_prompt_may_come_from_standard_input(folder, capsys, monkeypatch):
         (
             ["x", "--verify", "greedy_multi"],
             "takes one level: nodes that all follow the last committed token, but ngram drafts a chain of up to 5 "
-            "tokens; use coupled, token, block, recursive, traversal, or num_speculative_tokens 1",
+            "tokens; use coupled, token, block, recursive, traversal, or draft one token (num_speculative_tokens 1)",
         ),
         (["x", "--num-speculative-tokens", "-1"], "num_speculative_tokens: -1 is not allowed"),
         (["x", "--temperature", "-1"], "temperature: -1.0 is not allowed"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftproof import verify, verify_batch
-from draftproof.base import Draft, Kind, Row
+from draftproof.base import Draft, Kind, Purpose, Row, token_key
 from draftproof.chance import PhiloxChance
 from draftproof.rules import NEEDS, RULES, rule_named, why_not
 from draftproof.trees import children, require_path
@@ -112,6 +112,39 @@ def test_what_is_asked_is_written_down(rule: str, data: st.DataObject, seed: int
         assert test.accepted == chance.coin(test.prob, test.key)
     if verdict.path:
         assert any(test.node == verdict.path[-1] and test.accepted for test in verdict.tests)
+
+
+class Asked(PhiloxChance):
+    """Remembers every key that coin or pick was asked."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.keys: list = []
+
+    def coin(self, prob: float, key) -> bool:
+        self.keys.append(key)
+        return super().coin(prob, key)
+
+    def pick(self, weights: Row, key, k: int = 1) -> tuple[int, ...]:
+        self.keys.append(key)
+        return super().pick(weights, key, k)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(data=st.data(), seed=st.integers(0, 2**64 - 1))
+def test_no_noise_is_asked_twice(rule: str, data: st.DataObject, seed: int):
+    """Neither by two coins, nor by two picks, nor by a coin and a pick, nor by the drafter; all are this round's."""
+    draft, target = drawn_round(data, rule)
+    chance = Asked(seed)
+    verdict = RULES[rule](draft, target, chance)
+    assert len(set(chance.keys)) == len(chance.keys)
+    coupled_positions = [token_key(draft.root + i) for i in range(len(verdict.tokens))]
+    for key in chance.keys:
+        if NEEDS[rule].coupled:
+            assert key in coupled_positions
+        else:
+            assert key.root == draft.root
+            assert key.purpose in (Purpose.ACCEPT, Purpose.REPLACE)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -5,14 +5,37 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from itertools import islice
 
 import pytest
 
-from draftproof.audit.cases import CHAINS, DRAFTINGS, PAIRS, WAYS, Case, cases_for
-from draftproof.audit.exact import LoopCase, deviation, emitted_law, fractions_row, identity_law, paths, target_law
+from draftproof.audit.cases import (
+    CHAINS,
+    DRAFTINGS,
+    MIXED,
+    PAIRS,
+    SHAPES,
+    WAYS,
+    Case,
+    all_cases,
+    cases_for,
+    checked,
+    refuses,
+    specimen,
+)
+from draftproof.audit.exact import (
+    EnumeratedChance,
+    LoopCase,
+    deviation,
+    emitted_law,
+    fractions_row,
+    identity_law,
+    paths,
+    target_law,
+)
 from draftproof.base import Context, Plan
 from draftproof.control import Fixed
-from draftproof.rules import NEEDS, RULES
+from draftproof.rules import NEEDS, RULES, why_not
 from tests.toys import Watched
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -24,7 +47,7 @@ PROOFS = [(rule, case) for rule in RULES for case in cases_for(rule)]
 def proven(rule: str, case: Case) -> tuple[Fraction, Watched]:
     """The deviation from the target's law, and what the rounds of all paths went through."""
     watched = Watched(case.controller)
-    loop = replace(case.under(RULES[rule]), controller=watched)
+    loop = replace(case.under(checked(RULES[rule])), controller=watched)
     return deviation(emitted_law(loop), target_law(loop)), watched
 
 
@@ -58,38 +81,67 @@ def test_drafters_are_as_good_as_they_are_meant_to_be():
 
 
 def test_every_rule_is_proven_on_all_that_it_takes():
-    """Every way of drafting on every pair; at least two rounds of whole decodes with chains and with trees."""
+    """Every way of drafting and every pair occur; whole decodes of several rounds with chains and with trees."""
     for rule, needs in NEEDS.items():
         if rule not in RULES:
             continue
         cases = cases_for(rule)
+        drafted = {case.drafting for case in cases}
         assert {case.pair for case in cases} == set(PAIRS)
-        ways = {case.drafting.split(" (")[0] for case in cases}
-        assert ways >= {name for name in CHAINS if needs.coupled or name != "coupled"}
+        assert drafted >= {name for name in CHAINS if needs.coupled or name != "coupled"}
         if needs.shape == "tree":
-            assert ways >= set(WAYS)
+            assert {name.split(" (")[0] for name in drafted} >= set(WAYS)
+            assert all(any(shape in name for name in drafted) for shape in (*SHAPES, "changing"))
             assert any("(2, 1)" in case.drafting and case.rounds is None for case in cases)
-            assert any(case.drafting == "chosen (2, 2)" for case in cases)
         if needs.shape != "level":
+            assert drafted >= set(MIXED)
             assert any(case.controller == Fixed(4) for case in cases)
         if needs.shape != "chain":
-            assert "greedy" in ways
+            assert "greedy (3)" in drafted
+
+
+def proposed(name: str, chance, root: int = 1):
+    drafter = DRAFTINGS[name].make(PAIRS["witness"])
+    session = drafter.open(Context(identity_law, 4, 8))
+    drafter.commit([session], [(0,) * root])
+    [draft] = drafter.propose([session], [Plan(3)], [chance])
+    return draft
 
 
 @pytest.mark.parametrize("name", sorted(set(DRAFTINGS) - {"n-gram", "no drafts"}))  # which may draft nothing
 def test_a_form_is_what_the_drafter_drafts(name: str):
     """The declared parents and kinds, which decide what rules a case is for, are those of the drafts."""
-    pair, drafting = PAIRS["witness"], DRAFTINGS[name]
-    form = drafting.form(2)
+    for root in (1, 2):
+        form = DRAFTINGS[name].form(3, root)
+        for _, draft in islice(paths(lambda chance, root=root: proposed(name, chance, root)), 60):
+            assert (list(draft.parents), list(draft.kind)) == form
 
-    def run(chance):
-        drafter = drafting.make(pair)
-        session = drafter.open(Context(identity_law, pair.vocab_size, 8))
-        drafter.commit([session], [(0,)])
-        [draft] = drafter.propose([session], [Plan(2)], [chance])
-        return draft.parents, draft.kind
 
-    assert {(list(parents), list(kinds)) == form for _, (parents, kinds) in paths(run)} == {True}
+def test_independent_siblings_share_one_row():
+    draft = proposed("independent (3)", EnumeratedChance([]))
+    assert (draft.row_of, len(draft.rows)) == ((0, 0, 0), 1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_a_rule_does_not_take_it_refuses_and_nothing_else(rule: str):
+    refused = 0
+    for case in all_cases():
+        draft = specimen(case)
+        reason = why_not(rule, draft.parents, draft.kind)
+        assert refuses(RULES[rule], draft) == (reason is not None)
+        refused += reason is not None
+    assert (refused == 0) == (rule == "coupled")
+
+
+@pytest.mark.parametrize("change", [{"last": None}, {"tokens": (0, 0, 0, 0)}, {"path": (1,)}, {"rounding": 1}])
+def test_a_verdict_that_contradicts_itself_is_seen(change: dict):
+    case = cases_for("token")[0]
+
+    def wrong(draft, rows, chance):
+        return replace(RULES["token"](draft, rows, chance), **change)
+
+    with pytest.raises(ValueError, match=r"verdict: |path: "):
+        emitted_law(case.under(checked(wrong)))
 
 
 def test_a_law_that_is_off_by_one_path_is_seen():

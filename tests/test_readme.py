@@ -46,7 +46,10 @@ def test_the_options_shown_exist(capsys):
 
 
 def test_the_public_names():
-    assert draftproof.__all__ == ["LLM", "SamplingParams", "verify", "verify_batch"]
+    names = ["LLM", "PhiloxChance", "SamplingParams", "Verdict", "theory", "verify", "verify_batch"]
+    assert draftproof.__all__ == names
+    assert set(dir(draftproof)) == {*names, "__version__"}
+    assert all(getattr(draftproof, name) is not None for name in names)
     assert draftproof.SamplingParams(seed=1).seed == 1
     with pytest.raises(AttributeError, match="no attribute 'LMM'"):
         _ = draftproof.LMM

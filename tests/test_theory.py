@@ -49,7 +49,7 @@ def accepted(rule: str, p: Row, q: Row, k: int, siblings: toys.Siblings) -> Frac
     rows = [p] * (k + 1)
 
     def run(chance) -> int:
-        drafter = toys.grower(lambda history: q, (k,), siblings)
+        drafter = toys.grower(lambda history: q, lambda root: (-1,) * k, [siblings])
         session = drafter.open(Context(lambda row, history: row, len(p), 2))
         [draft] = drafter.propose([session], [Plan(1)], [chance])
         return RULES[rule](draft, rows, chance).accepted
@@ -229,8 +229,10 @@ def test_best_tree_is_the_best_of_all_trees(acceptances: list[Fraction], nodes: 
 def test_the_report_agrees_with_its_parts_and_checks_what_it_is_given():
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
     report = acceptance_report(p.tolist(), q, 2)
-    assert report.token == pytest.approx(0.7)
-    assert report.independent <= report.independent_bound
+    schemes = chosen_acceptance, independent_acceptance, distinct_acceptance, greedy_acceptance
+    several = [each(p, q, 2) for each in (*schemes, independent_bound, distinct_bound)]
+    parts = single_draft_bound(p, q), coupled_match(p, q), *several
+    assert tuple(report) == pytest.approx(parts)
     for wrong, match in (
         (([0.5, 0.2], q), "p: not a law; .* add up to 0.7"),
         ((p, [0.5, 0.5]), "q: shape"),
@@ -240,6 +242,26 @@ def test_the_report_agrees_with_its_parts_and_checks_what_it_is_given():
     ):
         with pytest.raises(ValueError, match=match):
             acceptance_report(*wrong)
+
+
+@pytest.mark.parametrize("scheme", [independent_acceptance, distinct_acceptance, greedy_acceptance, distinct_bound])
+def test_wrong_input_is_named(scheme: Callable):
+    for k in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match=f"k: {k} is not allowed"):
+            scheme([0.5, 0.5], [0.5, 0.5], k)
+    with pytest.raises(ValueError, match=r"p, q: shapes \(2,\) and \(1,\)"):
+        scheme([0.5, 0.5], [1.0], 1)
+
+
+def test_wrong_acceptances_are_named():
+    with pytest.raises(ValueError, match=r"acceptances: 1.2 at 0 is not allowed"):
+        expected_tokens([1.2])
+    with pytest.raises(ValueError, match=r"acceptances: nan at 1 is not allowed"):
+        best_tree([0.5, float("nan")], 3)
+    with pytest.raises(ValueError, match=r"nodes: 1.5 is not allowed"):
+        best_tree([0.5], 1.5)
+    with pytest.raises(ValueError, match=r"draft_cost: -1 is not allowed"):
+        speed_up([0.5], -1, lambda rows: 1.0)
 
 
 def test_the_report_runs_on_a_real_vocabulary():

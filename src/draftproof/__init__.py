@@ -7,17 +7,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import theory
     from .arrays import verify, verify_batch
+    from .base import Verdict
+    from .chance import PhiloxChance
     from .llm import LLM
     from .sampling import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "verify", "verify_batch"]
+__all__ = ["LLM", "PhiloxChance", "SamplingParams", "Verdict", "theory", "verify", "verify_batch"]
 
-_HOMES = {"LLM": "llm", "SamplingParams": "sampling", "verify": "arrays", "verify_batch": "arrays"}
+_HOMES = {
+    "LLM": "llm",
+    "PhiloxChance": "chance",
+    "SamplingParams": "sampling",
+    "Verdict": "base",
+    "verify": "arrays",
+    "verify_batch": "arrays",
+}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "theory":
+        return import_module(".theory", __name__)
     if name in _HOMES:
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module 'draftproof' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

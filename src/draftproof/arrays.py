@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from operator import index
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .base import Chance, Draft, Kind, Rule, Verdict
 from .chance import PhiloxChance
-from .laws import one_hot, total
-from .rules import rule_named
-from .rules.lossy import LossyRule
-
-SUM_TOLERANCE = 1e-3
-"""How far from 1 a row of probabilities may add up (half-precision softmax does); it is then normalised in float64."""
+from .laws import SUM_TOLERANCE, one_hot, total
+from .rules import RULES, LossyRule, rule_named, why_not
+from .trees import is_chain
 
 
 def verify(
@@ -25,6 +23,7 @@ def verify(
     rule: str | Rule | LossyRule = "token",
     parents: Sequence[int] | np.ndarray | None = None,
     rng: Any = None,
+    position: int = 0,
     logits: bool = False,
     allow_lossy: bool = False,
 ) -> Verdict:
@@ -39,11 +38,15 @@ def verify(
     rule: "token" (default), "block", "recursive", "traversal", "greedy_multi", "coupled", or a rule of your own. A
     lossy rule ("lossy_typical", "lossy_lenient") needs allow_lossy=True.
     rng: a NumPy Generator, of which one number is drawn a call; or a seed, which gives the same answer at every call;
-    None is fresh entropy. A `Chance`, such as `PhiloxChance(seed)`, is used as it is, so that a coupled draft can
-    share it. logits: p and q are logits (−inf is allowed), made to laws by a log-softmax in float64.
+    None is fresh entropy. For the coupled rule, whose drafter shares the target's noise, a `PhiloxChance(seed)`: it is
+    used as it is, and `position`, the number of tokens before the draft, must be another at each call, for the same
+    position is the same noise (docs/rules.md has the example). position counts for nothing else.
+    logits: p and q are logits (−inf is allowed), made to laws by a log-softmax in float64. Temperature and truncation
+    are the caller's: p and q are the laws that tokens are drawn from.
 
-    Arrays are NumPy's or anything with `__array__`, in any precision; they are not changed. Rows of probabilities must
-    add up to 1 within 1e-3 and are normalised in float64. Raises ValueError naming argument, row and value.
+    Arrays are NumPy's, torch's or anything with `__array__`, in any precision; they are not changed. Rows of
+    probabilities must add up to 1 within 4e-3 (bfloat16 softmax) and are normalised in float64. Raises ValueError
+    naming argument, row and value.
 
     Two classical examples. Identical laws accept everything:
 
@@ -62,7 +65,9 @@ def verify(
     [0.5, 0.3, 0.2]
     """
     chance = rng if isinstance(rng, Chance) else _fresh(_generator(rng))
-    return _verify(draft_tokens, p, q, _rule(rule, allow_lossy), parents, chance, logits, "")
+    if isinstance(position, bool) or not isinstance(position, int | np.integer) or position < 0:
+        raise ValueError(f"position: {position!r} is not allowed; it must be a whole number >= 0")
+    return _verify(draft_tokens, p, q, parents, _rule(rule, allow_lossy), chance, int(position), logits, "")
 
 
 def verify_batch(
@@ -81,7 +86,7 @@ def verify_batch(
 
     Ragged batches: `lengths` says how many of each row's K tokens are drafted (the bonus of row b is then
     p[b, lengths[b]]; what lies beyond is not looked at), or give lists of B arrays of different lengths. parents: one
-    tree a request, or None.
+    tree a request, cut to its length too. rng: a NumPy Generator, a seed, or None.
 
     The answers are those of B calls of `verify` in order with the same Generator; a seed makes a Generator first.
 
@@ -89,28 +94,44 @@ def verify_batch(
     >>> [verdict.accepted for verdict in verify_batch([[0, 1], [2, 0]], p, p[:, :2], lengths=[2, 1], rng=0)]
     [2, 1]
     """
-    count = len(draft_tokens)
-    for name, value in (("p", p), ("q", q), ("lengths", lengths), ("parents", parents)):
-        if value is not None and len(value) != count:
-            raise ValueError(f"{name}: {len(value)} requests, draft_tokens has {count}")
-    generator, chosen = _generator(rng), _rule(rule, allow_lossy)
+    given = {"draft_tokens": draft_tokens, "p": p, "q": q, "lengths": lengths, "parents": parents}
+    for name, value in given.items():
+        if value is not None and (not hasattr(value, "__len__") or len(value) != len(draft_tokens)):
+            raise ValueError(f"{name}: it must hold one entry for each of the requests in draft_tokens")
+    generator, named = _generator(rng), _rule(rule, allow_lossy)
     out = []
-    for b in range(count):
-        tokens, p_b, q_b = draft_tokens[b], p[b], None if q is None else q[b]
+    for b in range(len(draft_tokens)):
+        tokens, p_b = draft_tokens[b], p[b]
+        q_b, tree = (None if each is None else each[b] for each in (q, parents))
         if lengths is not None:
-            n = lengths[b]
-            if not (isinstance(n, int | np.integer) and 0 <= n <= len(tokens)):
-                raise ValueError(f"lengths: request {b} has {n!r}; it must be a whole number in 0 .. {len(tokens)}")
+            n = _length(b, lengths[b], len(tokens))
             bonus = len(p_b) > len(tokens)
-            tokens, p_b, q_b = tokens[:n], p_b[: n + bonus], None if q_b is None else q_b[:n]
-        chance = _fresh(generator)
-        tree = None if parents is None else parents[b]
-        out.append(_verify(tokens, p_b, q_b, chosen, tree, chance, logits, f"[{b}]"))
+            tokens, p_b = tokens[:n], p_b[: n + bonus]
+            q_b, tree = (None if each is None else each[:n] for each in (q_b, tree))
+        out.append(_verify(tokens, p_b, q_b, tree, named, _fresh(generator), 0, logits, f"[{b}]"))
     return out
 
 
+def _length(request: int, value: Any, most: int) -> int:
+    try:
+        n = index(value)
+    except TypeError:
+        n = -1
+    if not 0 <= n <= most:
+        raise ValueError(f"lengths: request {request} has {value!r}; it must be a whole number in 0 .. {most}")
+    return n
+
+
 def _verify(
-    draft_tokens: Any, p: Any, q: Any, rule: Rule, parents: Any, chance: Chance, logits: bool, request: str
+    draft_tokens: Any,
+    p: Any,
+    q: Any,
+    parents: Any,
+    rule: _Named,
+    chance: Chance,
+    position: int,
+    logits: bool,
+    request: str,
 ) -> Verdict:
     """`request` is "" or "[b]": it follows the arguments' names in messages."""
     rows = _laws(f"p{request}", p, logits)
@@ -119,21 +140,33 @@ def _verify(
     n = len(tokens)
     tree = _parents(f"parents{request}", parents, n)
     bonus = len(rows) == n + 1
-    if not bonus and (len(rows) != n or tree != tuple(range(-1, n - 1))):
+    if not bonus and (len(rows) != n or not is_chain(tree)):
         shapes = f"{n + 1} rows" if parents is not None else f"{n + 1} rows, or {n} for no bonus token"
         raise ValueError(f"p{request}: {len(rows)} rows for {n} draft tokens; it must have {shapes}")
-    draft = _draft(tokens, tree, None if q is None else _laws(f"q{request}", q, logits), v, f"q{request}", logits)
+    laws = None if q is None else _laws(f"q{request}", q, logits, v if n == 0 else None)
+    draft = _draft(tokens, tree, laws, v, f"q{request}", logits, position)
+    _require(rule, draft, request)
     # without a row for the bonus one stands in that costs no noise; what is drawn from it is taken away again
-    verdict = rule(draft, [*rows] if bonus else [*rows, one_hot(0, v)], chance)
+    verdict = rule.rule(draft, [*rows] if bonus else [*rows, one_hot(0, v)], chance)
     if bonus or verdict.last == "replacement":
         return verdict
     return Verdict(verdict.path, verdict.tokens[:-1], None, verdict.tests, verdict.rounding)
 
 
-def _draft(tokens: Sequence[int], parents: tuple[int, ...], q: Any, v: int, name: str, logits: bool) -> Draft:
+def _require(rule: _Named, draft: Draft, request: str) -> None:
+    """Refuse a rule that does not take such a draft, naming those that do."""
+    reason = None if rule.name is None else why_not(rule.name, draft.parents, draft.kind)
+    if reason is not None:
+        able = [name for name in RULES if why_not(name, draft.parents, draft.kind) is None]
+        raise ValueError(f"rule: {reason}{request and f' (request {request})'}; rules that do: {', '.join(able)}")
+
+
+def _draft(
+    tokens: Sequence[int], parents: tuple[int, ...], q: Any, v: int, name: str, logits: bool, position: int
+) -> Draft:
     n = len(tokens)
     if q is None:
-        return Draft(0, tuple(tokens), parents, (Kind.CHOSEN,) * n, ("",) * n, (), (-1,) * n)
+        return Draft(position, tuple(tokens), parents, (Kind.CHOSEN,) * n, ("",) * n, (), (-1,) * n)
     if q.shape != (n, v):
         raise ValueError(f"{name}: shape {q.shape}; it must be ({n}, {v}), a row for each draft token")
     for i, x in enumerate(tokens):
@@ -143,17 +176,22 @@ def _draft(tokens: Sequence[int], parents: tuple[int, ...], q: Any, v: int, name
     certain = [bool(q[i, x] == 1) for i, x in enumerate(tokens)]
     kind = tuple(Kind.CHOSEN if sure else Kind.SAMPLED for sure in certain)
     row_of = tuple(-1 if sure else i for i, sure in enumerate(certain))
-    return Draft(0, tuple(tokens), parents, kind, ("",) * n, tuple(q), row_of)
+    return Draft(position, tuple(tokens), parents, kind, ("",) * n, tuple(q), row_of)
 
 
-def _rule(rule: str | Rule | LossyRule, allow_lossy: bool) -> Rule:
+class _Named(NamedTuple):
+    rule: Rule
+    name: str | None  # None: a rule of the caller's, whose needs are not known
+
+
+def _rule(rule: str | Rule | LossyRule, allow_lossy: bool) -> _Named:
     if isinstance(rule, LossyRule):
-        return rule.admitted(allow_lossy=allow_lossy)
+        return _Named(rule.admitted(allow_lossy=allow_lossy), rule.name)
     if isinstance(rule, str):
-        return rule_named(rule, allow_lossy=allow_lossy)
+        return _Named(rule_named(rule, allow_lossy=allow_lossy), rule)
     if not callable(rule):
         raise ValueError(f"rule: {rule!r} is not allowed; it must be a name or a rule")
-    return rule
+    return _Named(rule, None)
 
 
 def _generator(rng: Any) -> np.random.Generator:
@@ -169,8 +207,11 @@ def _fresh(generator: np.random.Generator) -> Chance:
 
 def _array(name: str, value: Any) -> np.ndarray:
     try:
+        if hasattr(value, "detach"):  # a torch tensor: bfloat16, gradients and other devices are no arrays
+            value = value.detach().cpu()
+            return np.asarray(value.double() if value.is_floating_point() else value)
         return np.asarray(value)
-    except Exception as error:  # whatever `__array__` of another library raises: bfloat16, another device, a gradient
+    except Exception as error:  # whatever `__array__` of another library raises
         raise ValueError(f"{name}: it cannot be read as a NumPy array: {error}") from None
 
 
@@ -198,9 +239,11 @@ def _parents(name: str, value: Any, n: int) -> tuple[int, ...]:
     return tuple(above.tolist())
 
 
-def _laws(name: str, value: Any, logits: bool) -> np.ndarray:
-    """Rows of V numbers -> laws in float64, checked; the input is copied."""
+def _laws(name: str, value: Any, logits: bool, empty: int | None = None) -> np.ndarray:
+    """Rows of V numbers -> laws in float64, checked; the input is copied. empty: V of an array without rows."""
     raw = _array(name, value)
+    if empty is not None and raw.size == 0:
+        raw = raw.reshape(0, empty)
     try:
         rows = np.array(raw, dtype=np.float64)
     except (TypeError, ValueError):

@@ -144,8 +144,8 @@ Last = Literal["bonus", "replacement", "target"]
 class Verdict:
     """What a rule decided. `path` are the accepted nodes from the root; `tokens` is theirs plus the final token.
 
-    last: where the final token came from: "bonus" (everything drafted on the path was accepted), "replacement"
-    (something was rejected), "target" (nothing was drafted), None (no final token).
+    last: where the final token came from: "bonus" (nothing was drafted beyond the path), "replacement" (what was
+    drafted beyond it was refused), "target" (nothing was drafted at all), None (no final token).
     """
 
     path: tuple[int, ...]

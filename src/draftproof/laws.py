@@ -13,6 +13,9 @@ from jaxtyping import Float, Shaped
 
 from .base import Row
 
+SUM_TOLERANCE = 4e-3
+"""How far from 1 a caller's probabilities may add up, before they are normalised: a bfloat16 softmax is off by 2⁻⁹."""
+
 
 def one_hot(index: int, size: int) -> Float[np.ndarray, " v"]:
     """The law that always gives `index`."""
@@ -54,7 +57,7 @@ def warp(
         row /= temperature
     np.exp(row, out=row)
     if 0 < top_k < len(row):
-        _keep_only(row, _leading(row, top_k))
+        _keep_only(row, leading(row, top_k))
     if top_p < 1:
         _keep_only(row, _nucleus(row, top_p))
     if min_p > 0:
@@ -69,10 +72,10 @@ def _keep_only(row: np.ndarray, ids: np.ndarray) -> None:
     row[ids] = kept
 
 
-def _leading(row: np.ndarray, k: int) -> np.ndarray:
+def leading(row: np.ndarray, k: int) -> np.ndarray:
     """Ids of the k largest entries in falling order, lowest id first among equals, without sorting the whole row."""
-    if k >= len(row):
-        return np.argsort(-row, kind="stable")
+    if not 0 < k < len(row):
+        return np.argsort(-row, kind="stable")[: max(k, 0)]
     threshold = np.partition(row, len(row) - k)[len(row) - k]
     pool = np.flatnonzero(row >= threshold)  # more than k only if the threshold is tied
     return pool[np.argsort(-row[pool], kind="stable")][:k]
@@ -83,7 +86,7 @@ def _nucleus(row: np.ndarray, top_p: float) -> np.ndarray:
     goal = top_p * row.sum()
     k = 64
     while True:
-        ids = _leading(row, k)
+        ids = leading(row, k)
         reached = np.cumsum(row[ids]) >= goal
         if reached.any():
             return ids[: int(np.argmax(reached)) + 1]

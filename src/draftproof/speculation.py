@@ -33,8 +33,10 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"method: {self.method!r} is unknown; known are {', '.join(METHODS)}")
-        if (self.method == "draft_model") != (self.model is not None):
-            raise ValueError(f"model: method {self.method!r} with draft model {self.model!r}; draft_model needs one")
+        if self.method == "draft_model" and self.model is None:
+            raise ValueError("model: None is not allowed; method 'draft_model' needs a draft model's name")
+        if self.method != "draft_model" and self.model is not None:
+            raise ValueError(f"model: {self.model!r} is not used by method {self.method!r}; use method 'draft_model'")
         if not isinstance(self.allow_lossy, bool):
             raise ValueError(f"allow_lossy: {self.allow_lossy!r} is not allowed; it must be True or False")
         rule_named(self.verify, allow_lossy=self.allow_lossy, argument="verify")
@@ -51,29 +53,36 @@ class SpeculativeConfig:
     @property
     def kind(self) -> Kind:
         """How tokens are drafted: chosen, drawn with the target's noise if the rule takes that, or drawn."""
+        return self._kind_under(self.verify)
+
+    def _kind_under(self, rule: str) -> Kind:
         if self.method != "draft_model":
             return Kind.CHOSEN
-        return Kind.COUPLED if NEEDS[self.verify].coupled else Kind.SAMPLED
+        return Kind.COUPLED if NEEDS[rule].coupled else Kind.SAMPLED
+
+    def _cannot(self, rule: str, depth: int) -> bool:
+        """Whether `rule` could not verify what this method drafts: chains, so far."""
+        return why_not(rule, range(-1, depth - 1), (self._kind_under(rule),) * depth) is not None
 
     def _require_rule_for_drafts(self) -> None:
-        """Refuse a rule that could not verify what this method drafts: chains, so far."""
         depth = 0 if self.method == "none" else self.num_speculative_tokens
-        parents = range(-1, depth - 1)
-        if why_not(self.verify, parents, (self.kind,) * depth) is None:
+        if not self._cannot(self.verify, depth):
             return
-        able = [rule for rule in RULES if why_not(rule, parents, (Kind.CHOSEN,) * depth) is None]
+        able = [rule for rule in RULES if not self._cannot(rule, depth)]
+        one = "" if self._cannot(self.verify, 1) else ", or draft one token (num_speculative_tokens 1)"
         raise ValueError(
             f"verify: {self.verify!r} takes {NEEDS[self.verify].takes}, but {self.method} drafts a chain of up to "
-            f"{depth} tokens; use {', '.join(able)}, or num_speculative_tokens 1"
+            f"{depth} tokens; use {', '.join(able)}{one}"
         )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
-        """From a mapping, refusing keys that mean nothing."""
+        """From a mapping, refusing keys that mean nothing. A model without a method is a draft model, as in vLLM."""
         if not isinstance(given, Mapping):
             raise ValueError(f"speculative_config: {given!r} is not allowed; it must be a mapping, such as a dict")
         known = [f.name for f in fields(cls)]
         for key in given:
             if key not in known:
                 raise ValueError(f"speculative_config: unknown key {key!r}; known are {', '.join(known)}")
-        return cls(**given)
+        guessed: dict[str, Any] = {"method": "draft_model"} if given.get("model") is not None else {}
+        return cls(**(guessed | dict(given)))

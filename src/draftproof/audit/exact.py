@@ -3,8 +3,9 @@
 A computation that draws only through `Chance` is run again and again, each time answering its draws differently, until
 every path has been walked. Over `fractions.Fraction` the law of its result then must EQUAL the target's: no tolerance.
 
-Each key owns one uniform number, and so does here: an interval of [0, 1) that every coin and pick on that key refines.
-Equal keys share noise as they do in production, so a fault that re-uses noise shows as a wrong law.
+Each key owns one uniform number, known up to an interval of [0, 1) that every coin and pick on that key refines, so a
+fault that re-uses noise shows as a wrong law. (In production a pick reads one uniform a token, not one in all: there
+such a fault is wrong too, by another amount. That no rule asks a key twice is a test of its own, in test_contract.py.)
 """
 
 from __future__ import annotations

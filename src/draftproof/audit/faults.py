@@ -12,22 +12,7 @@ from math import exp
 
 import numpy as np
 
-from ..base import (
-    ROOT,
-    Chance,
-    Context,
-    Draft,
-    Drafter,
-    Key,
-    Kind,
-    Plan,
-    Purpose,
-    Row,
-    Rule,
-    Session,
-    Verdict,
-    token_key,
-)
+from ..base import ROOT, Chance, Draft, Drafter, Key, Kind, Purpose, Row, Rule, Verdict, token_key
 from ..drafters import ModelDrafter
 from ..laws import acceptance, one_hot, residual, total
 from ..models.table import TableTarget
@@ -62,28 +47,16 @@ def rekeyed(rule: Rule, rekey: Rekey) -> Rule:
     return lambda draft, rows, chance: rule(draft, rows, Rekeyed(chance, rekey))
 
 
-class Redrawn:
-    """A drafter whose draws are keyed otherwise."""
-
-    def __init__(self, drafter: Drafter, rekey: Rekey) -> None:
-        self._drafter, self._rekey = drafter, rekey
-
-    def open(self, context: Context) -> Session:
-        return self._drafter.open(context)
-
-    def commit(self, sessions: Sequence[Session], tokens: Sequence[Sequence[int]]) -> None:
-        self._drafter.commit(sessions, tokens)
-
-    def propose(self, sessions: Sequence[Session], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
-        return self._drafter.propose(sessions, plans, [Rekeyed(chance, self._rekey) for chance in chances])
-
-
 def redrawn(make: Callable[[Pair], Drafter], rekey: Rekey) -> Callable[[Pair], Drafter]:
-    return lambda pair: Redrawn(make(pair), rekey)
+    return lambda pair: Edited(make(pair), chance=lambda chance: Rekeyed(chance, rekey))
 
 
 def position_alone(key: Key) -> Key:
     return key if key.purpose is Purpose.REPLACE else Key(0, key.root + key.depth, key.purpose)
+
+
+def position_and_node(key: Key) -> Key:
+    return Key(0, key.root + key.depth, key.purpose, key.node) if key.purpose is Purpose.ACCEPT else key
 
 
 def replacement_with_the_coin(key: Key) -> Key:
@@ -213,6 +186,53 @@ def recursive_like(update: bool = True, normalise: bool = True, skip_duplicates:
     return rule
 
 
+# -- traversal verification, plainly: by recursion, as the paper writes it
+
+
+def traversal_like(update_law: bool = True, update_weight: bool = True) -> Rule:
+    """Traversal verification of sampled trees: by default the correct one."""
+
+    def rule(draft: Draft, rows: Sequence[Row], chance: Chance) -> Verdict:
+        found = _visit(draft, rows, chance, ROOT, Fraction(1), (), (update_law, update_weight))
+        assert found is not None  # the root owes 1
+        path, law = found
+        (y,) = chance.pick(law, Key(draft.root, len(path), Purpose.REPLACE))
+        return Verdict(path, (*(draft.tokens[node] for node in path), y), None)
+
+    return rule
+
+
+def _visit(
+    draft: Draft,
+    rows: Sequence[Row],
+    chance: Chance,
+    node: int,
+    weight: Fraction,
+    path: tuple[int, ...],
+    updates: tuple[bool, bool],
+) -> tuple[tuple[int, ...], Row] | None:
+    """The path that the subtree of `node` is left with, and the law of the token after it; None if it fails."""
+    law = rows[node + 1]
+    for child in children(draft.parents, node):
+        x, q = draft.tokens[child], draft.rows[draft.row_of[child]]
+        owed = acceptance(weight * law[x], q[x])
+        found = _visit(draft, rows, chance, child, owed, (*path, child), updates) if owed else None
+        if found is not None:
+            return found
+        rest = residual(law, q, weight)
+        mass = total(rest)
+        if mass and updates[0]:
+            law = rest / mass
+        if updates[1]:
+            weight = mass / (mass + 1 - weight) if mass + 1 - weight else Fraction(1)
+    if node == ROOT or chance.coin(weight, Key(draft.root, len(path) - 1, Purpose.ACCEPT, node)):
+        return path, law
+    return None
+
+
+# -- siblings out of order, laws recorded wrongly
+
+
 def siblings_sorted(rule: Rule) -> Rule:
     """One level, tried from the likeliest to the least, whatever the order they were drawn in."""
 
@@ -296,8 +316,8 @@ def edited(edit: Callable[[Draft], Draft], kind: Kind = Kind.SAMPLED) -> Callabl
     return lambda pair: Edited(drawn(kind)(pair), edit)
 
 
-def grown(widths: tuple[int, ...], siblings: toys.Siblings) -> Callable[[Pair], Drafter]:
-    return lambda pair: toys.grower(pair.q, widths, siblings)
+def grown(shape: toys.Shape, siblings: toys.Siblings) -> Callable[[Pair], Drafter]:
+    return lambda pair: toys.grower(pair.q, lambda root: shape, [siblings])
 
 
 def soft_argmax(pair: Pair) -> Drafter:

@@ -73,7 +73,10 @@ def wrong_drafts(of: str, draftings: tuple[str, ...], make: Mapping[str, Callabl
 
 
 CHAIN, COUPLED = ("sampled",), ("coupled",)
-LEVEL, DISTINCT, GREEDY, TREE = ("independent (3,)",), ("distinct (3,)",), ("greedy (3,)",), ("independent (2, 1)",)
+LEVEL, DISTINCT, GREEDY, TREE = ("independent (3)",), ("distinct (3)",), ("greedy (3)",), ("independent (2, 1)",)
+
+CHANGING = ("independent changing",)
+WIDE, FORK = (-1, -1, -1), (-1, -1, 0, 1)  # parents of the drafts of LEVEL and TREE
 
 MUTANTS: list[Mutant] = [
     *wrong_rules(
@@ -82,8 +85,8 @@ MUTANTS: list[Mutant] = [
         {
             "accepted if it is the argmax": f.token_like(accept=lambda p, q, x: Fraction(x == argmax(p))),
             "p/(q + 1e-10)": f.token_like(accept=lambda p, q, x: acceptance(p[x], q[x] + Fraction(1, 10**10))),
-            "lenience 1/2": lossy_lenient(Fraction(1, 2)).lossy,
-            "typical acceptance": lossy_typical().lossy,
+            "lenience 2/3": lossy_lenient(Fraction(2, 3)).admitted(allow_lossy=True),
+            "typical acceptance": lossy_typical().admitted(allow_lossy=True),
             "replaced from p": f.token_like(rest=lambda p, q, x: p),
             "replaced by the argmax of p": f.token_like(rest=lambda p, q, x: f.point(argmax(p), p)),
             "replaced by the argmax of the residual": f.token_like(
@@ -107,7 +110,7 @@ MUTANTS: list[Mutant] = [
             "soft q on argmax drafts": f.soft_argmax,
             "q recorded at another temperature": f.edited(f.recorded_colder),
             "a sampled token dropped by its value": f.edited(f.stop_at(f.unlikely_token)),
-            "the more confident of two drafts": f.grown((1, 1), f.better_of_two),
+            "the more confident of two drafts": f.grown((-1, 0), f.better_of_two),
         },
     ),
     Mutant(
@@ -152,21 +155,32 @@ MUTANTS: list[Mutant] = [
         "recursive",
         DISTINCT,
         {
-            "distinct siblings scored with the full q": f.grown((3,), f.recorded(lambda q, drawn_from: q)),
-            "distinct siblings with q not renormalised": f.grown((3,), f.recorded(f.unnormalised)),
+            "distinct siblings scored with the full q": f.grown(WIDE, f.recorded(lambda q, drawn_from: q)),
+            "distinct siblings with q not renormalised": f.grown(WIDE, f.recorded(f.unnormalised)),
         },
     ),
-    *wrong_drafts("recursive", LEVEL, {"the least likely sibling dropped": f.grown((3,), f.least_likely_dropped)}),
+    *wrong_drafts("recursive", LEVEL, {"the least likely sibling dropped": f.grown(WIDE, f.least_likely_dropped)}),
     *wrong_rules("traversal", LEVEL, {"traversal, siblings tried by probability": f.siblings_sorted(traversal)}),
-    *wrong_rules("traversal", TREE, {"traversal, one coin for cousins": f.rekeyed(traversal, f.one_coin_for_cousins)}),
-    *wrong_drafts(
+    *wrong_rules(
         "traversal",
         TREE,
         {
-            "traversal, one draw for cousins": f.redrawn(f.grown((2, 1), toys.independent), f.one_draw_for_cousins),
+            "traversal, one coin for cousins": f.rekeyed(traversal, f.one_coin_for_cousins),
+            "traversal, weight kept after a refusal": f.traversal_like(update_weight=False),
+            "traversal, law kept after a refusal": f.traversal_like(update_law=False),
         },
     ),
-    *wrong_drafts("greedy_multi", GREEDY, {"greedy multi-draft scored with the full q": f.grown((3,), f.greedy_full)}),
+    *wrong_rules(
+        "traversal",
+        CHANGING,
+        {"traversal, accept noise by position and node": f.rekeyed(traversal, f.position_and_node)},
+    ),
+    *wrong_drafts(
+        "traversal",
+        TREE,
+        {"traversal, one draw for cousins": f.redrawn(f.grown(FORK, toys.independent), f.one_draw_for_cousins)},
+    ),
+    *wrong_drafts("greedy_multi", GREEDY, {"greedy multi-draft scored with the full q": f.grown(WIDE, f.greedy_full)}),
     *wrong_rules(
         "coupled",
         COUPLED,
@@ -191,6 +205,7 @@ HARMLESS: list[Mutant] = [
     *wrong_rules("token", CHAIN, {"token verification, plainly": f.token_like()}),
     *wrong_rules("block", CHAIN, {"block verification, plainly": f.block_like()}),
     *wrong_rules("recursive", (*LEVEL, *DISTINCT, *TREE), {"recursive rejection, plainly": f.recursive_like()}),
+    *wrong_rules("traversal", (*LEVEL, *DISTINCT, *TREE), {"traversal verification, plainly": f.traversal_like()}),
     *wrong_rules("recursive", (*LEVEL, *DISTINCT, *TREE), {"sample and match on trees": f.sample_and_match}),
 ]
 """What looks suspicious and is lossless: the proof must not reject it."""

@@ -9,8 +9,8 @@ from fractions import Fraction
 from time import perf_counter
 from typing import Any
 
-from ..rules import RULES
-from .cases import cases_for, deviation_of
+from ..rules import RULES, why_not
+from .cases import all_cases, cases_for, checked, deviation_of, refuses, specimen
 from .exact import Laws
 from .mutants import HARMLESS, MUTANTS, Difference, first_difference
 
@@ -36,7 +36,8 @@ class Report:
 
 
 def prove(rule: str, progress: Callable[[str], None] = lambda message: None) -> Report:
-    """Prove one of RULES. A rule that raises on a draft it claims to take has failed that case."""
+    """Prove one of RULES. A rule that raises on a draft it claims to take, that answers with a verdict that contradicts
+    itself, or that takes a draft it should refuse, has failed that case."""
     began = perf_counter()
     report = Report(rule)
     cases = cases_for(rule)
@@ -44,10 +45,14 @@ def prove(rule: str, progress: Callable[[str], None] = lambda message: None) -> 
         progress(f"{rule}: case {i + 1} of {len(cases)}, {case.name}")
         report.cases += 1
         with _noting(report, case.name):
-            off = deviation_of(case.under(RULES[rule]))
+            off = deviation_of(case.under(checked(RULES[rule])))
             report.deviation = max(report.deviation, off)
             if off != 0:
                 report.failed[case.name] = off
+    for case in all_cases():
+        draft = specimen(case)
+        if why_not(rule, draft.parents, draft.kind) is not None and not refuses(RULES[rule], draft):
+            report.errors[case.name] = "the rule does not take such drafts, and did not refuse this one"
     for mutant in (mutant for mutant in MUTANTS if mutant.of == rule):
         progress(f"{rule}: fault {mutant.name!r}")
         with _noting(report, mutant.name):

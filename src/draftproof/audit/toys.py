@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from hashlib import blake2b
 from itertools import count
 
 import numpy as np
 
-from ..base import ROOT, Chance, Context, Draft, Drafter, Key, Kind, Load, Plan, Purpose, Row, Step, token_key
-from ..laws import total, without
+from ..base import ROOT, Chance, Context, Draft, Drafter, Key, Kind, Load, Plan, Purpose, Row, Session, Step, token_key
+from ..laws import leading, total, without
 from ..models.table import TableTarget
-from ..trees import path_to
+from ..trees import children, depths, path_to
 from .exact import fractions_row
 
 Table = Callable[[Sequence[int]], Row]
@@ -160,34 +160,41 @@ def greedy(q: Row, k: int, draw: Draw) -> list[Child]:
 
 
 def _likeliest(q: Row) -> list[int]:
-    return sorted((x for x in range(len(q)) if q[x] > 0), key=lambda x: (-q[x], x))
+    return leading(q, int((q > 0).sum())).tolist()
 
 
-def grower(q: Table, widths: Sequence[int], siblings: Siblings) -> Drafter:
-    """Grows a tree from a draft model, breadth first: widths[d] children for each node of depth d, made by `siblings`.
+Shape = Sequence[int]
+"""A tree without tokens: its parents. Nodes may stand in any order that puts parents before their children."""
+
+
+def to_depth(shape: Shape, depth: int) -> list[int]:
+    """The nodes of a shape that are no deeper than `depth`, as a shape."""
+    kept = [node for node, level in enumerate(depths(shape)) if level <= depth]
+    return [ROOT if shape[node] == ROOT else kept.index(shape[node]) for node in kept]
+
+
+def grower(q: Table, shape: Callable[[int], Shape], ways: Sequence[Siblings]) -> Drafter:
+    """Grows a tree from a draft model: shape(committed tokens) is its form, ways[depth % len(ways)] makes siblings.
 
     Each draw has its own key, so a node's knows nothing of its cousins'.
     """
-    return Toy(partial(_grow, q, widths, siblings))
+    return Toy(partial(_grow, q, shape, ways))
 
 
-def _grow(q: Table, widths: Sequence[int], siblings: Siblings, text: list[int], most: int, chance: Chance) -> Draft:
-    tokens: list[int] = []
-    parents: list[int] = []
-    laws: list[Row | None] = []
-    level, draws = [ROOT], count()
-    for depth, width in enumerate(widths[:most]):
-        draw = partial(_draw, chance, len(text), depth, draws)
-        grown: list[int] = []
-        for parent in level:
-            path = [tokens[node] for node in path_to(parents, parent)]
-            for token, law in siblings(q([*text, *path]), width, draw):
-                grown.append(len(tokens))
-                tokens.append(token)
-                parents.append(parent)
-                laws.append(law)
-        level = grown
-    return tree(len(text), tokens, parents, laws)
+def _grow(
+    q: Table, shape: Callable[[int], Shape], ways: Sequence[Siblings], text: list[int], depth: int, chance: Chance
+) -> Draft:
+    root = len(text)
+    form, draws = to_depth(shape(root), depth), count()
+    made: dict[int, Child] = {}
+    for node in (ROOT, *range(len(form))):
+        below = children(form, node)
+        if below and (node == ROOT or node in made):
+            path = path_to(form, node)
+            law = q([*text, *(made[each][0] for each in path)])
+            draw = partial(_draw, chance, root, len(path), draws)
+            made |= dict(zip(below, ways[len(path) % len(ways)](law, len(below), draw), strict=False))
+    return tree(root, form, made)
 
 
 def _draw(chance: Chance, root: int, depth: int, draws: Iterator[int], law: Row) -> int:
@@ -195,51 +202,62 @@ def _draw(chance: Chance, root: int, depth: int, draws: Iterator[int], law: Row)
     return token
 
 
-def coupled_grower(q: Table, widths: Sequence[int]) -> Drafter:
+def coupled_grower(q: Table, shape: Callable[[int], Shape]) -> Drafter:
     """Grows a tree with the target's own noise: the k tokens that this noise likes best under the draft model."""
-    return Toy(partial(_grow_coupled, q, widths))
+    return Toy(partial(_grow_coupled, q, shape))
 
 
-def _grow_coupled(q: Table, widths: Sequence[int], text: list[int], most: int, chance: Chance) -> Draft:
-    tokens: list[int] = []
-    parents: list[int] = []
-    level = [ROOT]
-    for depth, width in enumerate(widths[:most]):
-        grown: list[int] = []
-        for parent in level:
-            row = q([*text, *(tokens[node] for node in path_to(parents, parent))])
-            for token in chance.pick(row, token_key(len(text) + depth), min(width, int((row > 0).sum()))):
-                grown.append(len(tokens))
-                tokens.append(token)
-                parents.append(parent)
-        level = grown
-    n = len(tokens)
-    return Draft(len(text), tuple(tokens), tuple(parents), (Kind.COUPLED,) * n, ("tree",) * n, (), (-1,) * n)
+def _grow_coupled(q: Table, shape: Callable[[int], Shape], text: list[int], depth: int, chance: Chance) -> Draft:
+    root = len(text)
+    form = to_depth(shape(root), depth)
+    made: dict[int, Child] = {}
+    for node in (ROOT, *range(len(form))):
+        below = children(form, node)
+        if below and (node == ROOT or node in made):
+            path = path_to(form, node)
+            row = q([*text, *(made[each][0] for each in path)])
+            tokens = chance.pick(row, token_key(root + len(path)), min(len(below), int((row > 0).sum())))
+            made |= {child: (token, None) for child, token in zip(below, tokens, strict=False)}
+    draft = tree(root, form, made)
+    return replace(draft, kind=(Kind.COUPLED,) * len(draft))
 
 
-def tree(root: int, tokens: Sequence[int], parents: Sequence[int], laws: Sequence[Row | None]) -> Draft:
-    """A draft whose nodes carry one law each; None for a chosen node."""
-    rows = [law for law in laws if law is not None]
-    index = iter(range(len(rows)))
-    kind = tuple(Kind.CHOSEN if law is None else Kind.SAMPLED for law in laws)
-    row_of = tuple(-1 if law is None else next(index) for law in laws)
-    return Draft(root, tuple(tokens), tuple(parents), kind, ("tree",) * len(tokens), tuple(rows), row_of)
+def tree(root: int, form: Shape, made: Mapping[int, Child]) -> Draft:
+    """The draft of the nodes that were made; a row drawn from twice is held once."""
+    nodes = [node for node in range(len(form)) if node in made]
+    rows = {id(law): law for token, law in (made[node] for node in nodes) if law is not None}
+    index = {key: i for i, key in enumerate(rows)}
+    return Draft(
+        root,
+        tokens=tuple(made[node][0] for node in nodes),
+        parents=tuple(ROOT if form[node] == ROOT else nodes.index(form[node]) for node in nodes),
+        kind=tuple(Kind.CHOSEN if made[node][1] is None else Kind.SAMPLED for node in nodes),
+        origin=("tree",) * len(nodes),
+        rows=tuple(rows.values()),
+        row_of=tuple(-1 if made[node][1] is None else index[id(made[node][1])] for node in nodes),
+    )
 
 
 class Edited:
-    """Another drafter's drafts, each changed by `edit` before anybody sees it."""
+    """Another drafter; `edit` changes its drafts before anybody sees them, `chance` its chance before it draws."""
 
-    def __init__(self, drafter: Drafter, edit: Callable[[Draft], Draft]) -> None:
-        self._drafter, self._edit = drafter, edit
+    def __init__(
+        self,
+        drafter: Drafter,
+        edit: Callable[[Draft], Draft] = lambda draft: draft,
+        chance: Callable[[Chance], Chance] = lambda chance: chance,
+    ) -> None:
+        self._drafter, self._edit, self._chance = drafter, edit, chance
 
-    def open(self, context: Context):
+    def open(self, context: Context) -> Session:
         return self._drafter.open(context)
 
-    def commit(self, sessions, tokens) -> None:
+    def commit(self, sessions: Sequence[Session], tokens: Sequence[Sequence[int]]) -> None:
         self._drafter.commit(sessions, tokens)
 
-    def propose(self, sessions, plans, chances) -> list[Draft]:
-        return [self._edit(draft) for draft in self._drafter.propose(sessions, plans, chances)]
+    def propose(self, sessions: Sequence[Session], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
+        drafts = self._drafter.propose(sessions, plans, [self._chance(chance) for chance in chances])
+        return [self._edit(draft) for draft in drafts]
 
 
 @dataclass(frozen=True)

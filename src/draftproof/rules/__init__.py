@@ -1,4 +1,8 @@
-"""The verification rules, one file each, and the dicts that name them: a rule joins RULES and NEEDS, no more."""
+"""The verification rules, one file each, and the dicts that name them.
+
+A rule joins RULES and NEEDS, and with that every proof and contract test. The tests then ask for a fault of it
+(audit/mutants.py), a drafter for the long draws (benchmarks/draws.py) and a row in docs/rules.md.
+"""
 
 from ..base import Rule
 from .block import block

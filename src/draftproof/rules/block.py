@@ -1,7 +1,7 @@
 """Block verification: judge the chain as a whole, keep the longest prefix that passes.
 
-Sun et al., "Block verification accelerates speculative decoding" (ICLR 2025, 2403.10444, algorithm 2). The best
-lossless rule for a single path; equal to token verification for chosen drafts.
+Sun et al., "Block verification accelerates speculative decoding" (ICLR 2025, 2403.10444, algorithm 2). By the paper's
+theorem no lossless rule for a single path accepts more in expectation; equal to token verification for chosen drafts.
 """
 
 from __future__ import annotations

@@ -35,6 +35,15 @@ def left_over(p: Row, draft: Draft, node: int, weight: Any = 1) -> tuple[Row, An
     return rest, total(rest)
 
 
+def after_refusal(p: Row, draft: Draft, node: int, weight: Any = 1) -> tuple[Row, int]:
+    """The law once `node` was refused, and 0; p itself, and 1, where rounding left nothing of it.
+
+    In exact numbers a refusal proves that mass is left.
+    """
+    rest, mass = left_over(p, draft, node, weight)
+    return (rest / mass, 0) if mass > 0 else (p, 1)
+
+
 def ended(
     draft: Draft,
     path: Sequence[int],
@@ -45,7 +54,7 @@ def ended(
     refused: bool,
     rounding: int = 0,
 ) -> Verdict:
-    """The verdict that keeps `path` and adds one token drawn from `law`, which need not be normalised.
+    """The verdict that keeps `path` and adds one token drawn from `law`.
 
     refused: whether a node that follows the path was refused, so that the last token replaces it.
     """
@@ -61,9 +70,5 @@ def end_of_chain(
     law, rounding = rows[accepted], 0
     refused = accepted < len(draft)
     if refused:
-        rest, mass = left_over(law, draft, accepted, weight)
-        if mass > 0:
-            law = rest
-        else:  # a rejection proves that mass is left; only rounding can hide it
-            rounding = 1
+        law, rounding = after_refusal(law, draft, accepted, weight)
     return ended(draft, range(accepted), law, chance, tests, refused=refused, rounding=rounding)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..base import Chance, Draft, Key, Kind, Purpose, Row, Test, Verdict
 from ..laws import acceptance
-from .common import drawn_with, ended, left_over
+from .common import after_refusal, drawn_with, ended
 from .needs import require
 
 
@@ -32,11 +32,7 @@ def greedy_multi(draft: Draft, rows: Sequence[Row], chance: Chance) -> Verdict:
         tests.append(Test(node, key, p[x], q_x, prob, accepted))
         if accepted:
             return ended(draft, [node], rows[node + 1], chance, tests, refused=False)
-        rest, mass = left_over(p, draft, node)
-        if mass > 0:
-            law = rest
-        else:  # a rejection proves that mass is left; only rounding can hide it
-            rounding = 1
+        law, rounding = after_refusal(p, draft, node)
     verdict = ended(draft, [], law, chance, tests, refused=len(draft) > 0, rounding=rounding)
     [y] = verdict.tokens
     for node in (node for node, kind in enumerate(draft.kind) if kind is Kind.CHOSEN):

@@ -24,7 +24,7 @@ class LossyRule:
     """A verification rule under which the emitted law is not the target's."""
 
     name: str
-    lossy: Rule
+    _rule: Rule
 
     def admitted(self, *, allow_lossy: bool, argument: str = "rule") -> Rule:
         """The rule itself, for callers who accept that it changes the output; `argument` is how they named it."""
@@ -32,7 +32,7 @@ class LossyRule:
             raise ValueError(
                 f"{argument}: {self.name!r} changes what the model says; allow_lossy=True (--allow-lossy) admits it"
             )
-        return self.lossy
+        return self._rule
 
 
 def lossy_typical(epsilon: float = 0.09, delta: float = 0.3) -> LossyRule:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ..base import ROOT, Chance, Draft, Key, Purpose, Row, Test, Verdict
 from ..laws import acceptance
 from ..trees import children
-from .common import drawn_with, ended, left_over
+from .common import after_refusal, drawn_with, ended
 from .needs import require
 
 
@@ -38,10 +38,7 @@ def recursive(draft: Draft, rows: Sequence[Row], chance: Chance) -> Verdict:
                 node = child
                 path.append(child)
                 break
-            rest, mass = left_over(law, draft, child)
-            if mass > 0:
-                law = rest / mass
-            else:  # a rejection proves that mass is left; only rounding can hide it
-                rounding += 1
+            law, lost = after_refusal(law, draft, child)
+            rounding += lost
         if not accepted:
             return ended(draft, path, law, chance, tests, refused=bool(siblings), rounding=rounding)

@@ -1,7 +1,8 @@
 """Traversal verification: judge a whole tree from its leaves up, so that no drafted path is given up early.
 
 Weng et al., "Traversal verification for speculative tree decoding" (NeurIPS 2025, 2505.12398, algorithm 2). On a chain
-it is block verification, at depth one recursive rejection, for chosen trees the walk from the top.
+it is block verification, at depth one recursive rejection, for chosen trees the walk from the top. Mostly it accepts
+more than recursive rejection; where a child was chosen in view of a sampled sibling it can accept less (docs/rules.md).
 """
 
 from __future__ import annotations
