@@ -11,7 +11,7 @@ import pytest
 
 from draftproof import verify, verify_batch
 from draftproof.audit.exact import EnumeratedChance, law_of_result
-from draftproof.base import Draft, Key, Kind, Purpose, token_key
+from draftproof.base import Draft, Key, Kind, Purpose, Verdict, token_key
 from draftproof.chance import PhiloxChance
 from draftproof.rules import RULES
 
@@ -164,7 +164,7 @@ WRONG = {
     "tokens are floats": (([0.5], [P, P]), {}, "draft_tokens: float64 is not allowed; token ids are whole numbers"),
     "tokens are bools": (([True], [P, P]), {}, "draft_tokens: bool is not allowed"),
     "tokens in two dimensions": (([[0]], [P, P]), {}, r"draft_tokens: shape \(1, 1\); .* one-dimensional"),
-    "no numbers": (([0], [["a", "b", "c"]] * 2), {}, "p: <U1 is not allowed; it must be an array of numbers"),
+    "no numbers": (([0], [["a", "b", "c"]] * 2), {}, "p: <U1 is not allowed; it must be an array of real numbers"),
     "ragged rows": (([0], [P, P[:2]]), {}, "p: it cannot be read as a NumPy array"),
     "no vocabulary": (([], np.zeros((1, 0))), {}, r"p: shape \(1, 0\)"),
     "logits NaN": (([0], [P, [0, NAN, 0]]), {"logits": True}, "p: row 1 has nan at token 1; logits must be finite"),
@@ -184,6 +184,25 @@ WRONG = {
         "parents: node 0 has parent 1; it must",
     ),
     "rng": (([0], [P, P]), {"rng": "seven"}, "rng: 'seven' is not allowed; it must be a NumPy Generator or a seed"),
+    "no seed": (([0], [P, P]), {"rng": True}, "rng: True is not allowed; .* no seeds"),
+    "a class for a chance": (([0], [P, P]), {"rng": PhiloxChance}, "rng: .* is not allowed"),
+    "a class for a rule": (([0], [P, P]), {"rule": int}, "rule: .* is not allowed; it must be a name or a rule"),
+    "a rule that returns nothing": (
+        ([0], [P, P]),
+        {"rule": lambda d, r, c: None},
+        "rule: it returned None; .* Verdict",
+    ),
+    "logits no bool": (([0], [P, P]), {"logits": "no"}, "logits: 'no' is not allowed; it must be True or False"),
+    "allow_lossy no bool": (([0], [P, P]), {"allow_lossy": "no"}, "allow_lossy: 'no' is not allowed"),
+    "complex": (([0], [P + 1j, P]), {}, "p: complex128 is not allowed; it must be an array of real numbers"),
+    "masked": (([0], np.ma.masked_equal([P, P], 0.3)), {}, "p: it is a masked array"),
+    "beyond any float": (([0], [[10**400, 0, 0], P]), {}, "p: object is not allowed; .* real numbers"),
+    "too many tokens": (
+        (np.zeros(66_000, int), np.ones((66_001, 1))),
+        {},
+        "draft_tokens: 66000 tokens; it must be at most",
+    ),
+    "no array of laws": (([0], 0.5), {}, r"p: shape \(\); it must be \(rows, V\)"),
     "negative seed": (([0], [P, P]), {"rng": -1}, "rng: -1 is not allowed"),
 }
 
@@ -217,6 +236,29 @@ def test_what_lies_beyond_a_length_is_not_looked_at():
     assert max(test.node for test in one.tests) == 0
     assert len(one.tokens) == one.accepted + 1
     assert len(two.tokens) == two.accepted + 1
+
+
+def test_with_lengths_everything_is_padded_alike():
+    """Else a row count would decide silently whether there is a bonus."""
+    with pytest.raises(ValueError, match=r"p\[0\]: shape \(2, 3\); with lengths it must be padded to 3 or 4 rows"):
+        verify_batch([[0, 0, 0]] * 2, [[P, P], [P, P, P, P]], lengths=[1, 3])
+    with pytest.raises(ValueError, match=r"q\[0\]: shape \(1, 3\); with lengths it must be padded to 2 rows"):
+        verify_batch([[0, 0]], [[P, P, P]], [[Q]], lengths=[1])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_rule_without_a_final_token_keeps_all_that_it_accepted():
+    def plain(draft, rows, chance):
+        return Verdict((0, 1), (0, 1), None)
+
+    assert verify([0, 1], [P, P], rule=plain).tokens == (0, 1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_huge_numbers_make_no_noise():
+    assert verify([0], [[1e308, -1e308], [0, 0]], logits=True).accepted == 1
+    with pytest.raises(ValueError, match="p: row 0 adds up to inf"):
+        verify([0], [[1e308, 1e308], [0.5, 0.5]])
 
 
 def test_lengths_cut_trees_too_and_may_be_any_integers():

@@ -130,16 +130,30 @@ def test_no_rule_beats_its_bound_and_more_drafts_never_hurt(pair: tuple[Row, Row
         assert scheme(p, q, k) <= scheme(p, q, k + 1)
 
 
-def test_quadrature_survives_sharp_laws():
-    """A token with nearly all the mass, a tail of tiny ones: the third draft is found after a million lifetimes."""
-    tail = 1e-6
-    q = np.array([1 - 3 * tail, tail, tail, tail])
-    p = np.array([0.25, 0.25, 0.25, 0.25])
-    exact = [Fraction(x) / sum(map(Fraction, q)) for x in q]
-    slack = [
-        sum(p[list(ids)]) - float(all_distinct_within(np.array(exact, dtype=object), ids, 3)) for ids in subsets(4)
-    ]
-    assert distinct_bound(p, q, 3) == pytest.approx(1 + min(slack), abs=1e-9)
+SHARP = {
+    "a tail of 1e-6": [1 - 3e-6, 1e-6, 1e-6, 1e-6],
+    "1e-18 beside .9 and .1": [0.9, 0.1, 1e-18],
+    "one token and dust": [1.0, 1e-17, 1e-17, 1e-17],
+    "a softmax with a gap of 40": np.exp([0.0, -40, -41, -42, -43, -60]),
+    "two scales": [0.9918938104232259, 5.03e-20, 0.008106189576774114],
+    "denormal": [0.5, 0.5 - 1e-9, 1e-9, 1e-310],
+}
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", SHARP)
+@pytest.mark.filterwarnings("error")
+def test_bounds_and_acceptances_survive_sharp_laws(name: str, k: int):
+    """Against the same in exact fractions: the third draft may come after a million million lifetimes of the first."""
+    q = np.array(SHARP[name]) / np.sum(SHARP[name])
+    p = np.array([(i + 1.0) for i in range(len(q))])
+    p /= p.sum()
+    exact_p, exact_q = fractions_row(*map(Fraction, p)), fractions_row(*map(Fraction, q))
+    slack = [sum(exact_p[list(ids)], Fraction(0)) - all_distinct_within(exact_q, ids, k) for ids in subsets(len(q))]
+    assert distinct_bound(p, q, k) == pytest.approx(float(1 + min(slack)), abs=1e-10)
+    assert distinct_acceptance(p, q, k) == pytest.approx(float(distinct_acceptance(exact_p, exact_q, k)), abs=1e-10)
+    assert independent_bound(p, q, k) == pytest.approx(float(independent_bound(exact_p, exact_q, k)), abs=1e-10)
+    assert coupled_match(p, q) == pytest.approx(float(coupled_match(exact_p, exact_q)), abs=1e-10)
 
 
 # -- the coupling

@@ -14,6 +14,8 @@ from .laws import SUM_TOLERANCE, one_hot, total
 from .rules import RULES, LossyRule, rule_named, why_not
 from .trees import is_chain
 
+MOST_TOKENS = 1 << 16  # a key's depth and node have 16 bits
+
 
 def verify(
     draft_tokens: Any,
@@ -21,7 +23,7 @@ def verify(
     q: Any = None,
     *,
     rule: str | Rule | LossyRule = "token",
-    parents: Sequence[int] | np.ndarray | None = None,
+    parents: Any = None,
     rng: Any = None,
     position: int = 0,
     logits: bool = False,
@@ -64,9 +66,10 @@ def verify(
     >>> (np.bincount(firsts) / 4000).round(2).tolist()
     [0.5, 0.3, 0.2]
     """
-    chance = rng if isinstance(rng, Chance) else _fresh(_generator(rng))
+    chance = rng if isinstance(rng, Chance) and not isinstance(rng, type) else _fresh(_generator(rng))
     if isinstance(position, bool) or not isinstance(position, int | np.integer) or position < 0:
         raise ValueError(f"position: {position!r} is not allowed; it must be a whole number >= 0")
+    _require_bool("logits", logits)
     return _verify(draft_tokens, p, q, parents, _rule(rule, allow_lossy), chance, int(position), logits, "")
 
 
@@ -75,18 +78,18 @@ def verify_batch(
     p: Any,
     q: Any = None,
     *,
-    lengths: Sequence[int] | np.ndarray | None = None,
+    lengths: Any = None,
     rule: str | Rule | LossyRule = "token",
-    parents: Sequence[Sequence[int] | np.ndarray] | None = None,
+    parents: Any = None,
     rng: Any = None,
     logits: bool = False,
     allow_lossy: bool = False,
 ) -> list[Verdict]:
     """`verify` for B requests at once: draft_tokens (B, K), p (B, K + 1, V) or (B, K, V), q (B, K, V) or None.
 
-    Ragged batches: `lengths` says how many of each row's K tokens are drafted (the bonus of row b is then
-    p[b, lengths[b]]; what lies beyond is not looked at), or give lists of B arrays of different lengths. parents: one
-    tree a request, cut to its length too. rng: a NumPy Generator, a seed, or None.
+    Ragged batches: `lengths` says how many of each row's K tokens are drafted (all is padded to K; the bonus of row b
+    is then p[b, lengths[b]]; what lies beyond is not looked at), or give lists of B arrays of different lengths.
+    parents: one tree a request, padded or not. rng: a NumPy Generator, a seed, or None.
 
     The answers are those of B calls of `verify` in order with the same Generator; a seed makes a Generator first.
 
@@ -94,32 +97,42 @@ def verify_batch(
     >>> [verdict.accepted for verdict in verify_batch([[0, 1], [2, 0]], p, p[:, :2], lengths=[2, 1], rng=0)]
     [2, 1]
     """
+    _require_bool("logits", logits)
     given = {"draft_tokens": draft_tokens, "p": p, "q": q, "lengths": lengths, "parents": parents}
     for name, value in given.items():
-        if value is not None and (not hasattr(value, "__len__") or len(value) != len(draft_tokens)):
+        if value is not None and (not hasattr(value, "__getitem__") or len(value) != len(draft_tokens)):
             raise ValueError(f"{name}: it must hold one entry for each of the requests in draft_tokens")
     generator, named = _generator(rng), _rule(rule, allow_lossy)
     out = []
     for b in range(len(draft_tokens)):
-        tokens, p_b = draft_tokens[b], p[b]
-        q_b, tree = (None if each is None else each[b] for each in (q, parents))
+        tokens, p_b = _array(f"draft_tokens[{b}]", draft_tokens[b]), _array(f"p[{b}]", p[b])
+        q_b = None if q is None else _array(f"q[{b}]", q[b])
+        tree = None if parents is None else parents[b]
         if lengths is not None:
-            n = _length(b, lengths[b], len(tokens))
-            bonus = len(p_b) > len(tokens)
-            tokens, p_b = tokens[:n], p_b[: n + bonus]
-            q_b, tree = (None if each is None else each[:n] for each in (q_b, tree))
+            n, most = _length(b, lengths[b], tokens.size), tokens.size
+            bonus = _padded(f"p[{b}]", p_b, (most, most + 1)) - most
+            tokens, p_b, tree = tokens[:n], p_b[: n + bonus], None if tree is None else tree[:n]
+            q_b = None if q_b is None else q_b[: min(n, _padded(f"q[{b}]", q_b, (most,)))]
         out.append(_verify(tokens, p_b, q_b, tree, named, _fresh(generator), 0, logits, f"[{b}]"))
     return out
 
 
 def _length(request: int, value: Any, most: int) -> int:
     try:
-        n = index(value)
+        n = -1 if isinstance(value, bool) else index(value)
     except TypeError:
         n = -1
     if not 0 <= n <= most:
         raise ValueError(f"lengths: request {request} has {value!r}; it must be a whole number in 0 .. {most}")
     return n
+
+
+def _padded(name: str, value: np.ndarray, allowed: tuple[int, ...]) -> int:
+    """Its rows, if they are padded to K as all is with lengths: else their number would decide unseen on a bonus."""
+    if value.ndim == 0 or len(value) not in allowed:
+        rows = " or ".join(map(str, allowed))
+        raise ValueError(f"{name}: shape {value.shape}; with lengths it must be padded to {rows} rows")
+    return len(value)
 
 
 def _verify(
@@ -148,7 +161,9 @@ def _verify(
     _require(rule, draft, request)
     # without a row for the bonus one stands in that costs no noise; what is drawn from it is taken away again
     verdict = rule.rule(draft, [*rows] if bonus else [*rows, one_hot(0, v)], chance)
-    if bonus or verdict.last == "replacement":
+    if not isinstance(verdict, Verdict):
+        raise ValueError(f"rule: it returned {verdict!r}; it must return a Verdict")
+    if bonus or verdict.last not in ("bonus", "target"):
         return verdict
     return Verdict(verdict.path, verdict.tokens[:-1], None, verdict.tests, verdict.rounding)
 
@@ -184,18 +199,26 @@ class _Named(NamedTuple):
     name: str | None  # None: a rule of the caller's, whose needs are not known
 
 
+def _require_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool | np.bool):
+        raise ValueError(f"{name}: {value!r} is not allowed; it must be True or False")
+
+
 def _rule(rule: str | Rule | LossyRule, allow_lossy: bool) -> _Named:
+    _require_bool("allow_lossy", allow_lossy)
     if isinstance(rule, LossyRule):
         return _Named(rule.admitted(allow_lossy=allow_lossy), rule.name)
     if isinstance(rule, str):
         return _Named(rule_named(rule, allow_lossy=allow_lossy), rule)
-    if not callable(rule):
+    if not callable(rule) or isinstance(rule, type):
         raise ValueError(f"rule: {rule!r} is not allowed; it must be a name or a rule")
     return _Named(rule, None)
 
 
 def _generator(rng: Any) -> np.random.Generator:
     try:
+        if isinstance(rng, bool):
+            raise TypeError("True and False are no seeds")
         return np.random.default_rng(rng)
     except (TypeError, ValueError) as error:
         raise ValueError(f"rng: {rng!r} is not allowed; it must be a NumPy Generator or a seed ({error})") from None
@@ -209,10 +232,14 @@ def _array(name: str, value: Any) -> np.ndarray:
     try:
         if hasattr(value, "detach"):  # a torch tensor: bfloat16, gradients and other devices are no arrays
             value = value.detach().cpu()
-            return np.asarray(value.double() if value.is_floating_point() else value)
-        return np.asarray(value)
+            array = np.asarray(value.double() if value.is_floating_point() else value)
+        else:
+            array = np.asarray(value)
     except Exception as error:  # whatever `__array__` of another library raises
         raise ValueError(f"{name}: it cannot be read as a NumPy array: {error}") from None
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError(f"{name}: it is a masked array; fill in what is masked")
+    return array
 
 
 def _tokens(name: str, value: Any, v: int) -> list[int]:
@@ -221,6 +248,8 @@ def _tokens(name: str, value: Any, v: int) -> list[int]:
         raise ValueError(f"{name}: shape {ids.shape}; it must be one-dimensional, K token ids")
     if ids.size and ids.dtype.kind not in "iu":
         raise ValueError(f"{name}: {ids.dtype} is not allowed; token ids are whole numbers")
+    if len(ids) > MOST_TOKENS:
+        raise ValueError(f"{name}: {len(ids)} tokens; it must be at most {MOST_TOKENS}")
     for i, x in enumerate(ids.tolist()):
         if not 0 <= x < v:
             raise ValueError(f"{name}: token {x} at {i} is out of range; the rows of p have {v} tokens")
@@ -245,9 +274,11 @@ def _laws(name: str, value: Any, logits: bool, empty: int | None = None) -> np.n
     if empty is not None and raw.size == 0:
         raw = raw.reshape(0, empty)
     try:
+        if raw.dtype.kind not in "biufOV":  # V: other libraries' float types
+            raise TypeError
         rows = np.array(raw, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}: {raw.dtype} is not allowed; it must be an array of numbers") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name}: {raw.dtype} is not allowed; it must be an array of real numbers") from None
     if rows.ndim != 2 or rows.shape[1] < 1:
         raise ValueError(f"{name}: shape {rows.shape}; it must be (rows, V), a row for each position")
     return _softmax(name, rows) if logits else _probabilities(name, rows)
@@ -257,7 +288,8 @@ def _probabilities(name: str, rows: np.ndarray) -> np.ndarray:
     _refuse(name, rows, ~np.isfinite(rows), "it must be finite")
     _refuse(name, rows, rows < 0, "it must be >= 0")
     for i, row in enumerate(rows):
-        mass = total(row)
+        with np.errstate(over="ignore"):
+            mass = total(row)
         if abs(mass - 1) > SUM_TOLERANCE:
             raise ValueError(
                 f"{name}: row {i} adds up to {mass:.6g}; it must be 1 within {SUM_TOLERANCE} (logits=True takes logits)"
@@ -272,7 +304,8 @@ def _softmax(name: str, rows: np.ndarray) -> np.ndarray:
         peak = row.max()
         if peak == -np.inf:
             raise ValueError(f"{name}: row {i} has no finite logit; at least one token must have mass")
-        row -= peak
+        with np.errstate(over="ignore"):  # what lies beyond float64 below the peak has no mass
+            row -= peak
         row -= np.log(np.exp(row).sum())
     return np.exp(rows)
 

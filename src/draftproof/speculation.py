@@ -40,7 +40,7 @@ class SpeculativeConfig:
         if not isinstance(self.allow_lossy, bool):
             raise ValueError(f"allow_lossy: {self.allow_lossy!r} is not allowed; it must be True or False")
         rule_named(self.verify, allow_lossy=self.allow_lossy, argument="verify")
-        check_integer("num_speculative_tokens", self.num_speculative_tokens, lambda n: n >= 0, ">= 0")
+        check_integer("num_speculative_tokens", self.num_speculative_tokens, lambda n: 0 <= n <= 1024, "in 0 .. 1024")
         check_integer("prompt_lookup_min", self.prompt_lookup_min, lambda n: n >= 1, ">= 1")
         check_integer(
             "prompt_lookup_max",

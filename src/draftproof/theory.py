@@ -6,7 +6,7 @@ Generic over the number type, like laws.py, unless said otherwise: `Fraction` in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import mul
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from jaxtyping import Float, Shaped
 
 from .base import ROOT, Row
 from .laws import SUM_TOLERANCE, leading, overlap, residual, total, without
+from .transport import by_ratio, distinct_bound, independent_bound, others, pair
 
 # -- lengths and speed-ups
 
@@ -25,10 +26,14 @@ def survival(acceptances: Sequence[Any]) -> list[Any]:
     >>> survival([0.5, 0.5, 0.25])
     [0.5, 0.25, 0.0625]
     """
+    _require_probabilities(acceptances)
+    return list(accumulate(acceptances, mul))
+
+
+def _require_probabilities(acceptances: Sequence[Any]) -> None:
     for i, acceptance in enumerate(acceptances):
         if not 0 <= acceptance <= 1:
             raise ValueError(f"acceptances: {acceptance} at {i} is not allowed; it must be a probability")
-    return list(accumulate(acceptances, mul))
 
 
 def expected_tokens(acceptances: Sequence[Any]) -> Any:
@@ -53,6 +58,8 @@ def speed_up(acceptances: Sequence[float], draft_cost: float, verify_cost: Calla
     >>> round(speed_up([0.8] * 5, 0.05, lambda rows: 1.0), 6)
     2.951424
     """
+    if not draft_cost >= 0:
+        raise ValueError(f"draft_cost: {draft_cost} is not allowed; it must be >= 0")
     k = len(acceptances)
     return expected_tokens(acceptances) / (k * draft_cost + verify_cost(k + 1))
 
@@ -91,8 +98,9 @@ def best_tree(acceptances: Sequence[Any], nodes: int) -> Tree:
     >>> best_tree([0.5, 0.3], 3)
     Tree(tokens=2.05, parents=(-1, -1, 0))
     """
-    if nodes < 0:
-        raise ValueError(f"nodes: {nodes} is not allowed; it must be >= 0")
+    _require_probabilities(acceptances)
+    if not isinstance(nodes, int) or nodes < 0:
+        raise ValueError(f"nodes: {nodes} is not allowed; it must be a whole number >= 0")
     slots = len(acceptances)
     value: list[Any] = [0]  # value[n] = F(n), of a subtree of n nodes, its top included
     rest: list[list[Any]] = [[0] for _ in range(slots + 1)]  # rest[i][m]: the most that slots i, i + 1, ... make of m
@@ -136,7 +144,7 @@ def single_draft_bound(p: Row, q: Row) -> Any:
     >>> float(round(single_draft_bound(p, q), 12))
     0.9
     """
-    p, q = _pair(p, q)
+    p, q = pair(p, q)
     return overlap(p, q)
 
 
@@ -149,12 +157,13 @@ def coupled_match(p: Row, q: Row) -> Any:
     >>> float(coupled_match(np.array([2 / 3, 1 / 3]), np.array([1 / 3, 2 / 3])).round(12))
     0.666666666667
     """
-    p, q = _by_ratio(*_pair(p, q))  # to the right of a token p_j/p_i is the larger, to the left q_j/q_i
+    p, q = by_ratio(*pair(p, q))  # to the right of a token p_j/p_i is the larger, to the left q_j/q_i
     above = np.cumsum(p[::-1])[::-1]
     below = np.cumsum(q) - q
     shared = (p > 0) & (q > 0)
     p, q, above, below = p[shared], q[shared], above[shared], below[shared]
-    return total(1 / (above / p + below / q))
+    with np.errstate(over="ignore"):  # a ratio beyond float64 is a term of 0
+        return total(1 / (above / p + below / q))
 
 
 def independent_acceptance(p: Row, q: Row, k: int) -> Any:
@@ -166,7 +175,7 @@ def independent_acceptance(p: Row, q: Row, k: int) -> Any:
     >>> float(round(independent_acceptance(np.array([0.5, 0.0, 0.5]), np.array([0.5, 0.3, 0.2]), 2), 12))
     0.76
     """
-    p, q = _pair(p, q, k)
+    p, q = pair(p, q, k)
     refused: Any = 1
     for _ in range(k):
         refused = refused * (1 - overlap(p, q))
@@ -186,31 +195,32 @@ def distinct_acceptance(p: Row, q: Row, k: int) -> Any:
     >>> float(round(distinct_acceptance(np.array([0.5, 0.0, 0.5]), np.array([0.5, 0.3, 0.2]), 2), 12))
     0.785714285714
     """
-    p, q = _pair(p, q, k)
+    p, q = pair(p, q, k)
     accepted = overlap(p, q)
     rest, refused = residual(p, q), residual(q, p)
     if k <= 1 or not total(rest) > 0:
         return accepted
     rest = rest / total(rest)
-    tried = np.flatnonzero(refused > 0)
-    tried = tried[q[tried] < 1]  # nothing is left to draw after a certain token
+    left = others(q)
+    tried = np.flatnonzero((refused > 0) & (left > 0))  # after a token that is all of q nothing is left to draw
     if k == 2:
-        return accepted + total(refused[tried] * _scaled_overlaps(rest, q, 1 / (1 - q[tried])))
+        return accepted + total(refused[tried] * _scaled_overlaps(rest, q, left[tried]))
     for x in tried:
-        left = without(q, int(x))
-        accepted = accepted + refused[x] * distinct_acceptance(rest, left / total(left), k - 1)
+        accepted = accepted + refused[x] * distinct_acceptance(rest, without(q, int(x)) / left[x], k - 1)
     return accepted
 
 
 def _scaled_overlaps(p: Row, q: Row, scales: Shaped[np.ndarray, " c"]) -> Shaped[np.ndarray, " c"]:
-    """Σ min(p, c·q) for each c of `scales`, with one sort."""
+    """Σ min(p, q/c) for each c of `scales`, with one sort."""
     p, q = p[q > 0], q[q > 0]
-    order = np.argsort(p / q, kind="stable")
-    p, q = p[order], q[order]
-    mass = np.concatenate([[0 * total(p)], np.cumsum(p)])
-    beyond = np.concatenate([np.cumsum(q[::-1])[::-1], [0 * total(q)]])
-    cut = np.searchsorted(p / q, scales)  # tokens before it have p < c·q
-    return mass[cut] + scales * beyond[cut]
+    with np.errstate(over="ignore"):
+        ratio = p / q
+        inverse = 1 / scales
+        order = np.argsort(ratio, kind="stable")
+        mass = np.concatenate([[0 * total(p)], np.cumsum(p[order])])
+        beyond = np.concatenate([np.cumsum(q[order][::-1])[::-1], [0 * total(q)]])
+        cut = np.searchsorted(ratio[order], inverse)  # tokens before it have p < q/c
+        return mass[cut] + beyond[cut] / scales
 
 
 def chosen_acceptance(p: Row, q: Row, k: int) -> Any:
@@ -219,7 +229,7 @@ def chosen_acceptance(p: Row, q: Row, k: int) -> Any:
     >>> float(chosen_acceptance(np.array([0.5, 0.25, 0.25]), np.array([0.6, 0.3, 0.1]), 2))
     0.75
     """
-    p, q = _pair(p, q, k)
+    p, q = pair(p, q, k)
     return total(p[_likeliest(q, k)])
 
 
@@ -231,7 +241,7 @@ def greedy_acceptance(p: Row, q: Row, k: int) -> Any:
     >>> float(greedy_acceptance(np.array([0.5, 0.25, 0.25]), np.array([0.6, 0.3, 0.1]), 2))
     1.0
     """
-    p, q = _pair(p, q, k)
+    p, q = pair(p, q, k)
     top = _likeliest(q, k - 1)
     rest = _emptied(q, top)
     if not total(rest) > 0:
@@ -249,102 +259,11 @@ def _likeliest(q: Row, k: int) -> np.ndarray:
     return leading(q, min(k, int((q > 0).sum())))
 
 
-def _pair(p: Any, q: Any, k: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Two rows of one length, and a number of drafts that makes sense."""
-    p, q = np.asarray(p), np.asarray(q)
-    if p.ndim != 1 or p.shape != q.shape or not len(p):
-        raise ValueError(f"p, q: shapes {p.shape} and {q.shape}; they must be two rows of the same V probabilities")
-    if k < 1:
-        raise ValueError(f"k: {k} is not allowed; it must be >= 1, the number of drafts")
-    return p, q
-
-
-# -- the most that any rule can accept
-
-
-def independent_bound(p: Row, q: Row, k: int) -> Any:
-    """The most that any lossless rule accepts of k independent draws from q: 1 + min over H of p(H) − q(H)^k.
-
-    The optimal transport of Sun et al. (SpecTr, NeurIPS 2023, 2310.15141); the minimum is on a prefix H of the tokens
-    in order of rising p/q (Hu et al., ICLR 2025, 2502.18779). By hand: one draft lies in H = {middle} with .3, where p
-    has nothing; two drafts lie in {middle, first} with .8², where p has .5.
-
-    >>> p, q = np.array([0.5, 0.0, 0.5]), np.array([0.5, 0.3, 0.2])
-    >>> float(round(independent_bound(p, q, 1), 12)), float(round(independent_bound(p, q, 2), 12))
-    (0.7, 0.86)
-    """
-    p, q = _by_ratio(*_pair(p, q, k))
-    return _least_slack(p, np.cumsum(q) ** k)
-
-
-def distinct_bound(p: Row, q: Row, k: int) -> Any:
-    """The same for k draws from q without replacement. Exact for k <= 2; beyond by quadrature, in float64.
-
-    By hand: two distinct drafts lie in H = {middle, first} with .3·.5/.7 + .5·.3/.5 = .514286, where p has .5.
-
-    >>> float(round(distinct_bound(np.array([0.5, 0.0, 0.5]), np.array([0.5, 0.3, 0.2]), 2), 12))
-    0.985714285714
-    """
-    p, q = _by_ratio(*_pair(p, q, k))
-    k = min(k, int((q > 0).sum()))
-    return _least_slack(p, _all_within(q, k))
-
-
-def _by_ratio(p: Row, q: Row) -> tuple[Row, Row]:
-    """The tokens that have mass, in order of rising p/q."""
-    both = (p > 0) | (q > 0)
-    p, q = p[both], q[both]
-    order = np.argsort(p / (p + q), kind="stable")
-    return p[order], q[order]
-
-
-def _least_slack(p: Row, within: Row) -> Any:
-    """1 + min over prefixes H, the empty one too, of p(H) − within(H)."""
-    slack = np.cumsum(p) - within
-    return 1 + min(slack.min(), 0 * slack[0])
-
-
-def _all_within(q: Row, k: int) -> Row:
-    """For each prefix H of q: the probability that k draws without replacement all fall into it."""
-    if k == 1:
-        return np.cumsum(q)
-    if k == 2:  # Σ_i q_i·(q(H) − q_i)/(1 − q_i)
-        return np.cumsum(q) * np.cumsum(q / (1 - q)) - np.cumsum(q * q / (1 - q))
-    return _all_within_by_clocks(q.astype(np.float64), k)
-
-
-def _all_within_by_clocks(q: Float[np.ndarray, " v"], k: int) -> Float[np.ndarray, " v"]:
-    """Draws without replacement are the first arrivals of independent clocks with rates q.
-
-    The first arrival outside H comes at rate 1 − q(H); fewer than k before it, and the draws are not all in H. So
-    1 − Q(H) = ∫ (1 − q(H))·exp(−(1 − q(H))·t)·P(fewer than k of H by t) dt. What has arrived of H is a sum of
-    independent coins: P(j by t) = exp(−q(H)·t)·e_j with e_j the elementary symmetric polynomials of exp(q_i·t) − 1.
-    """
-    x, w = np.polynomial.legendre.leggauss(16)
-    edges = np.concatenate([[0.0], 2.0 ** np.arange(-6, 52)])
-    within = np.cumsum(q)
-    outside = np.concatenate([np.cumsum(q[::-1])[::-1][1:], [0.0]])
-    missed = np.zeros(len(q))
-    with np.errstate(divide="ignore", under="ignore"):  # log 0 of a token without mass; mass that is all but gone
-        for low, high in pairwise(edges):
-            for node, weight in zip(x, w, strict=True):
-                t = low + (high - low) * (node + 1) / 2
-                log_odds = q * t + np.log(-np.expm1(-q * t))
-                log_e = np.zeros(len(q))
-                few = np.exp(-within * t)
-                for j in range(1, k):
-                    before = np.concatenate([[0.0 if j == 1 else -np.inf], log_e[:-1]])  # e_(j−1) of one token less
-                    log_e = np.logaddexp.accumulate(log_odds + before)
-                    few += np.exp(log_e - within * t)
-                missed += weight * (high - low) / 2 * outside * np.exp(-outside * t) * few
-    return 1 - missed
-
-
 class AcceptanceReport(NamedTuple):
     """Probability that a drafted token is accepted at one position, scheme by scheme, beside what is possible.
 
     token, coupled: one draft. The others: k drafts. distinct is None where its V^(k−1) would take too long; for k > 2
-    distinct_bound takes seconds on a real vocabulary (about 6 s at V = 50,000 and k = 3).
+    distinct_bound takes seconds on a real vocabulary.
     """
 
     token: float
@@ -367,8 +286,9 @@ def acceptance_report(p: Any, q: Any, k: int = 1) -> AcceptanceReport:
     p, q = _law("p", p), _law("q", q)
     if p.shape != q.shape:
         raise ValueError(f"q: shape {q.shape}; it must be that of p, {p.shape}")
-    if not 1 <= k <= len(p):
-        raise ValueError(f"k: {k} is not allowed; it must be in 1 .. {len(p)}, the vocabulary")
+    pair(p, q, k)
+    if k > len(p):
+        raise ValueError(f"k: {k} is not allowed; the vocabulary has {len(p)} tokens")
     work = len(p) * float((q > p).sum()) ** max(k - 2, 0)
     return AcceptanceReport(
         token=float(single_draft_bound(p, q)),
@@ -383,7 +303,10 @@ def acceptance_report(p: Any, q: Any, k: int = 1) -> AcceptanceReport:
 
 
 def _law(name: str, value: Any) -> Float[np.ndarray, " v"]:
-    row = np.array(value, dtype=np.float64)
+    try:
+        row = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name}: it is no row of numbers: {error}") from None
     if row.ndim != 1 or not len(row):
         raise ValueError(f"{name}: shape {row.shape}; it must be one row of V probabilities")
     if not (np.isfinite(row).all() and (row >= 0).all() and abs(row.sum() - 1) <= SUM_TOLERANCE):

@@ -30,6 +30,8 @@ LOSSY: dict[str, LossyRule] = {rule.name: rule for rule in (lossy_typical(), los
 
 def rule_named(name: str, *, allow_lossy: bool = False, argument: str = "rule") -> Rule:
     """The rule of that name; `argument` is how the caller spelt it, for the message."""
+    if not isinstance(name, str):
+        raise ValueError(f"{argument}: {name!r} is not allowed; it must be the name of a rule")
     if name in LOSSY:
         return LOSSY[name].admitted(allow_lossy=allow_lossy, argument=argument)
     if name not in RULES:
