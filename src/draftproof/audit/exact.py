@@ -14,7 +14,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice, pairwise
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,8 +38,13 @@ class EnumeratedChance:
         self._script = script
         self.taken: list[int] = []
         self.branches: list[int] = []
-        self.weight = Fraction(1)
+        self._shares: list[Fraction] = []
         self._interval: dict[Key, Interval] = {}
+
+    @property
+    def weight(self) -> Fraction:
+        """The probability of the path."""
+        return Fraction(prod(s.numerator for s in self._shares), prod(s.denominator for s in self._shares))
 
     def uniform(self, key: Key) -> Any:
         raise TypeError("uniform: an enumerated draw has no number, only an interval; ask coin or pick")
@@ -51,54 +57,59 @@ class EnumeratedChance:
         prob = Fraction(prob)
         # a part [a, b) is judged at its left end, which belongs to it: a coin that is not strict shows
         edges = (Fraction(0), prob, Fraction(1))
-        return heads(edges[self._branch(key, [(edges[0], edges[1]), (edges[1], edges[2])])], prob)
+        parts = ((edges[0], edges[1]), (edges[1], edges[2]))
+        return heads(edges[self._branch(key, parts, (prob, 1 - prob))], prob)
 
     def pick(self, weights: Row, key: Key, k: int = 1) -> tuple[int, ...]:
-        left = [Fraction(w) for w in weights]
+        left = [w if isinstance(w, Fraction) else Fraction(w) for w in weights]
         picked: list[int] = []
         low, high = Fraction(0), Fraction(1)
         for _ in range(k):
-            ids, parts = _partition(tuple((w.numerator, w.denominator) for w in left))
+            ids, parts, shares = _partition(tuple((w.numerator, w.denominator) for w in left))
             if not ids:
                 raise ValueError(f"weights: {sum(w > 0 for w in weights)} positive at {key}, cannot pick {k}")
             if picked:  # a later draw refines the part that the earlier ones chose
                 parts = tuple((low + a * (high - low), low + b * (high - low)) for a, b in parts)
-            choice = self._branch(key, parts) if len(ids) > 1 else 0
+            choice = self._branch(key, parts, shares) if len(ids) > 1 else 0
             low, high = parts[choice]
             picked.append(ids[choice])
             left[ids[choice]] = Fraction(0)
         return tuple(picked)
 
-    def _branch(self, key: Key, parts: Sequence[Interval]) -> int:
-        """Choose one of the parts that overlap the key's interval, and narrow the interval to it."""
+    def _branch(self, key: Key, parts: Sequence[Interval], shares: Sequence[Fraction]) -> int:
+        """Choose one of the parts that overlap the key's interval, and narrow the interval to it.
+
+        shares: the lengths of the parts, for a key that was not asked before.
+        """
         known = self._interval.get(key)
-        if known is None:
-            width, open_parts = Fraction(1), [(i, a, b) for i, (a, b) in enumerate(parts)]
-        else:
-            low, high = known
-            cut = [(i, max(a, low), min(b, high)) for i, (a, b) in enumerate(parts)]
-            width, open_parts = high - low, [(i, a, b) for i, a, b in cut if a < b]
         turn = len(self.taken)
         choice = self._script[turn] if turn < len(self._script) else 0
         self.taken.append(choice)
+        if known is None:
+            self.branches.append(len(parts))
+            self._shares.append(shares[choice])
+            self._interval[key] = parts[choice]
+            return choice
+        low, high = known
+        cut = [(i, max(a, low), min(b, high)) for i, (a, b) in enumerate(parts)]
+        open_parts = [(i, a, b) for i, a, b in cut if a < b]
         self.branches.append(len(open_parts))
         part, a, b = open_parts[choice]
-        self.weight *= (b - a) / width
+        self._shares.append((b - a) / (high - low))
         self._interval[key] = (a, b)
         return part
 
 
 @lru_cache(maxsize=1 << 16)
-def _partition(weights: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], tuple[Interval, ...]]:
-    """The indices of positive weights (numerator, denominator) and their shares of [0, 1), side by side."""
+def _partition(
+    weights: tuple[tuple[int, int], ...],
+) -> tuple[tuple[int, ...], tuple[Interval, ...], tuple[Fraction, ...]]:
+    """Of weights (numerator, denominator): the positive ones' indices, places side by side in [0, 1), and shares."""
     positive = {i: Fraction(*w) for i, w in enumerate(weights) if w[0] > 0}
-    whole, edge = sum(positive.values(), Fraction(0)), Fraction(0)
-    parts: list[Interval] = []
-    for w in positive.values():
-        upper = edge + w / whole
-        parts.append((edge, upper))
-        edge = upper
-    return tuple(positive), tuple(parts)
+    whole = sum(positive.values(), Fraction(0))
+    shares = tuple(w / whole for w in positive.values())
+    edges = tuple(accumulate(shares, initial=Fraction(0)))
+    return tuple(positive), tuple(pairwise(edges)), shares
 
 
 def paths(run: Callable[[Chance], T]) -> Iterator[tuple[Fraction, T]]:

@@ -34,7 +34,7 @@ class Mutant:
     draftings: tuple[str, ...] = ()
 
     def cases(self) -> list[Case]:
-        fitting = [case for case in cases_for(self.of) if case.pair == "witness"]
+        fitting = [case for case in cases_for(self.of) if case.pair == "witness" and case.controller.depth <= 3]
         fitting = [case for case in fitting if not self.draftings or case.drafting in self.draftings]
         return sorted(fitting, key=lambda case: (case.controller.depth, case.rounds is None))
 
