@@ -83,8 +83,8 @@ def test_a_chance_used_for_a_whole_text_needs_its_positions():
             seen.add(tuple(verify([], [P], rule="coupled", rng=chance, position=at).tokens[0] for at in places))
     assert len(pairs[0, 1]) == 9
     assert pairs[0, 0] == {(0, 0), (1, 1), (2, 2)}
-    for wrong in (-1, 0.5, True):
-        with pytest.raises(ValueError, match=f"position: {wrong} is not allowed; it must be a whole number >= 0"):
+    for wrong in (-1, 0.5, True, 2**31):
+        with pytest.raises(ValueError, match=f"position: {wrong} is not allowed; it must be a whole number in 0"):
             verify([], [P], position=wrong)
 
 
@@ -195,7 +195,9 @@ WRONG = {
     "logits no bool": (([0], [P, P]), {"logits": "no"}, "logits: 'no' is not allowed; it must be True or False"),
     "allow_lossy no bool": (([0], [P, P]), {"allow_lossy": "no"}, "allow_lossy: 'no' is not allowed"),
     "complex": (([0], [P + 1j, P]), {}, "p: complex128 is not allowed; it must be an array of real numbers"),
-    "masked": (([0], np.ma.masked_equal([P, P], 0.3)), {}, "p: it is a masked array"),
+    "masked": (([0], np.ma.masked_equal([P, P], 0.3)), {}, "p: it cannot be read as a NumPy array: it is masked"),
+    "masked rows": (([0], [np.ma.masked_equal(P, 0.3), P]), {}, r"p: .* it is masked"),
+    "strings in disguise": (([0], np.array([["0.5", "0.3", "0.2"]], object)), {}, "p: object is not allowed"),
     "beyond any float": (([0], [[10**400, 0, 0], P]), {}, "p: object is not allowed; .* real numbers"),
     "too many tokens": (
         (np.zeros(66_000, int), np.ones((66_001, 1))),
@@ -222,7 +224,7 @@ def test_a_batch_names_the_request():
         verify_batch([[0], [9]], p)
     with pytest.raises(ValueError, match=r"p\[1\]: row 1 adds up to 2"):
         verify_batch([[0], [0]], p * np.array([1, 1, 1, 2]).reshape(2, 2, 1))
-    with pytest.raises(ValueError, match="p: it must hold one entry for each of the requests"):
+    with pytest.raises(ValueError, match="p: 2 requests, but draft_tokens has 3"):
         verify_batch([[0]] * 3, p)
     for wrong in (2, -1, 0.5):
         with pytest.raises(ValueError, match=r"lengths: request 1 has .*it must be a whole number in 0 \.\. 1"):
@@ -236,6 +238,36 @@ def test_what_lies_beyond_a_length_is_not_looked_at():
     assert max(test.node for test in one.tests) == 0
     assert len(one.tokens) == one.accepted + 1
     assert len(two.tokens) == two.accepted + 1
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        (([[0]], None), {}, "p: None is not allowed; it must hold one entry for each request"),
+        ((None, [[P, P]]), {}, "draft_tokens: None is not allowed"),
+        ((np.array(5), [[P, P]]), {}, "draft_tokens: .* is not allowed"),
+        (({1: [0]}, [[P, P]]), {}, "draft_tokens: .* is not allowed"),
+        (([0], [[P, P]]), {"lengths": [1]}, r"draft_tokens\[0\]: shape \(\)"),
+        (([[0, 1]], [[P, P, P]]), {"lengths": [1], "parents": [-1]}, r"parents\[0\]: shape \(\)"),
+        (([[0, 1]], [[P, P, P]]), {"lengths": [1], "parents": [[-1, 5, 9, 9]]}, r"parents\[0\]: shape \(4,\)"),
+    ],
+)
+def test_a_batch_that_is_none_is_named(args, options, message):
+    with pytest.raises(ValueError, match=message):
+        verify_batch(*args, **options)
+
+
+def test_a_list_of_tensors_is_an_array():
+    torch = pytest.importorskip("torch")
+    row = torch.tensor([0.5, 0.25, 0.25], dtype=torch.bfloat16, requires_grad=True)
+    assert verify([0], [row, row], [row], rng=1).last == "bonus"
+
+
+@pytest.mark.filterwarnings("error")
+def test_underflow_is_no_error_whatever_numpy_is_told():
+    with np.errstate(all="raise"):
+        assert verify([0], [[0.0, -800.0]], logits=True).accepted == 1
 
 
 def test_with_lengths_everything_is_padded_alike():
@@ -268,9 +300,9 @@ def test_lengths_cut_trees_too_and_may_be_any_integers():
     lengths = torch.tensor([2, 3])
     cut = verify_batch([[0, 1, 2]] * 2, p, lengths=lengths, parents=trees, rule="recursive", rng=3)
     assert cut[0] == verify([0, 1], p[0, :3], parents=[-1, -1], rule="recursive", rng=3)
-    with pytest.raises(ValueError, match="lengths: it must hold one entry"):
+    with pytest.raises(ValueError, match="lengths: 1 is not allowed; it must hold one entry for each request"):
         verify_batch([[0]], [[P, P]], lengths=1)
-    with pytest.raises(ValueError, match="draft_tokens: it must hold one entry"):
+    with pytest.raises(ValueError, match="draft_tokens: 5 is not allowed; it must hold one entry"):
         verify_batch(5, [[P, P]])
     with pytest.raises(ValueError, match=r"rng: .* is not allowed"):
         verify_batch([[0]], [[P, P]], rng=PhiloxChance(0))

@@ -99,13 +99,21 @@ def test_a_step_counts_what_was_committed(path, tokens, last, kept, accepted, bo
     assert (step.accepted, step.bonus) == (accepted, bonus)
 
 
+def test_a_chosen_node_has_no_law_whatever_rows_the_draft_holds():
+    row = np.full(3, 1 / 3)
+    kinds = (Kind.CHOSEN, Kind.SAMPLED)
+    draft = Draft(1, (0, 1), (-1, 0), kinds, ("",) * 2, (row,), (0, 0))
+    assert draft.law(0) is None
+    assert draft.law(1) is row
+
+
 def test_coupled_noise_is_the_same_for_every_node_at_a_position():
     assert token_key(7) == token_key(7)
     assert token_key(7) != token_key(8)
 
 
 LIGHT = ["base", "chance", "laws", "trees", "sampling", "rules", "drafters", "control", "commit", "loop"]
-LIGHT += ["audit.exact", "models.table"]
+LIGHT += ["audit.prove", "models.table", "arrays", "theory"]
 
 
 @pytest.mark.parametrize("names", [["draftproof"], [f"draftproof.{name}" for name in LIGHT]], ids=["package", "core"])

@@ -136,6 +136,8 @@ SHARP = {
     "one token and dust": [1.0, 1e-17, 1e-17, 1e-17],
     "a softmax with a gap of 40": np.exp([0.0, -40, -41, -42, -43, -60]),
     "two scales": [0.9918938104232259, 5.03e-20, 0.008106189576774114],
+    "all but one are dust": [1e-30, 1e-20, 1.0],
+    "dust and nothing": [0.0, 1e-18, 1e-20, 1.0],
     "denormal": [0.5, 0.5 - 1e-9, 1e-9, 1e-310],
 }
 
@@ -284,3 +286,11 @@ def test_the_report_runs_on_a_real_vocabulary():
     two = acceptance_report(p, q, 2)
     assert two.distinct is not None
     assert two.token <= two.independent <= two.independent_bound <= 1
+
+
+def test_what_would_take_too_long_is_none():
+    p = np.full(2000, 1 / 2000)
+    q = p.copy()
+    q[:2] += [1e-4, -1e-4]
+    assert acceptance_report(p, q, 5).distinct is None
+    assert acceptance_report(p, q, 2000).distinct_bound is None

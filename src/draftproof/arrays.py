@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any, NamedTuple
 
@@ -10,11 +10,12 @@ import numpy as np
 
 from .base import Chance, Draft, Kind, Rule, Verdict
 from .chance import PhiloxChance
-from .laws import SUM_TOLERANCE, one_hot, total
+from .given import SUM_TOLERANCE, array, real
+from .laws import one_hot, total
 from .rules import RULES, LossyRule, rule_named, why_not
 from .trees import is_chain
 
-MOST_TOKENS = 1 << 16  # a key's depth and node have 16 bits
+MOST_TOKENS = (1 << 16) - 1  # a key's depth and node have 16 bits, and the bonus is one deeper
 
 
 def verify(
@@ -41,8 +42,8 @@ def verify(
     lossy rule ("lossy_typical", "lossy_lenient") needs allow_lossy=True.
     rng: a NumPy Generator, of which one number is drawn a call; or a seed, which gives the same answer at every call;
     None is fresh entropy. For the coupled rule, whose drafter shares the target's noise, a `PhiloxChance(seed)`: it is
-    used as it is, and `position`, the number of tokens before the draft, must be another at each call, for the same
-    position is the same noise (docs/rules.md has the example). position counts for nothing else.
+    used as it is, and then `position`, the number of tokens before the draft, must grow from call to call, under any
+    rule: the same position is the same noise (docs/rules.md has the example).
     logits: p and q are logits (−inf is allowed), made to laws by a log-softmax in float64. Temperature and truncation
     are the caller's: p and q are the laws that tokens are drawn from.
 
@@ -67,8 +68,8 @@ def verify(
     [0.5, 0.3, 0.2]
     """
     chance = rng if isinstance(rng, Chance) and not isinstance(rng, type) else _fresh(_generator(rng))
-    if isinstance(position, bool) or not isinstance(position, int | np.integer) or position < 0:
-        raise ValueError(f"position: {position!r} is not allowed; it must be a whole number >= 0")
+    if isinstance(position, bool) or not isinstance(position, int | np.integer) or not 0 <= position < 1 << 31:
+        raise ValueError(f"position: {position!r} is not allowed; it must be a whole number in 0 .. 2**31 - 1")
     _require_bool("logits", logits)
     return _verify(draft_tokens, p, q, parents, _rule(rule, allow_lossy), chance, int(position), logits, "")
 
@@ -98,23 +99,34 @@ def verify_batch(
     [2, 1]
     """
     _require_bool("logits", logits)
-    given = {"draft_tokens": draft_tokens, "p": p, "q": q, "lengths": lengths, "parents": parents}
-    for name, value in given.items():
-        if value is not None and (not hasattr(value, "__getitem__") or len(value) != len(draft_tokens)):
-            raise ValueError(f"{name}: it must hold one entry for each of the requests in draft_tokens")
+    count = _count("draft_tokens", draft_tokens)
+    for name, value in (("p", p), ("q", q), ("lengths", lengths), ("parents", parents)):
+        if (value is not None or name == "p") and _count(name, value) != count:
+            raise ValueError(f"{name}: {_count(name, value)} requests, but draft_tokens has {count}")
     generator, named = _generator(rng), _rule(rule, allow_lossy)
     out = []
-    for b in range(len(draft_tokens)):
-        tokens, p_b = _array(f"draft_tokens[{b}]", draft_tokens[b]), _array(f"p[{b}]", p[b])
-        q_b = None if q is None else _array(f"q[{b}]", q[b])
-        tree = None if parents is None else parents[b]
+    for b in range(count):
+        tokens, p_b = array(f"draft_tokens[{b}]", draft_tokens[b]), array(f"p[{b}]", p[b])
+        q_b = None if q is None else array(f"q[{b}]", q[b])
+        tree = None if parents is None else array(f"parents[{b}]", parents[b])
         if lengths is not None:
             n, most = _length(b, lengths[b], tokens.size), tokens.size
+            _padded(f"draft_tokens[{b}]", tokens, (most,))
             bonus = _padded(f"p[{b}]", p_b, (most, most + 1)) - most
-            tokens, p_b, tree = tokens[:n], p_b[: n + bonus], None if tree is None else tree[:n]
+            tokens, p_b = tokens[:n], p_b[: n + bonus]
             q_b = None if q_b is None else q_b[: min(n, _padded(f"q[{b}]", q_b, (most,)))]
+            tree = None if tree is None else tree[: min(n, _padded(f"parents[{b}]", tree, (n, most)))]
         out.append(_verify(tokens, p_b, q_b, tree, named, _fresh(generator), 0, logits, f"[{b}]"))
     return out
+
+
+def _count(name: str, value: Any) -> int:
+    try:
+        if isinstance(value, Mapping):
+            raise TypeError
+        return len(value)
+    except TypeError:
+        raise ValueError(f"{name}: {value!r} is not allowed; it must hold one entry for each request") from None
 
 
 def _length(request: int, value: Any, most: int) -> int:
@@ -228,22 +240,8 @@ def _fresh(generator: np.random.Generator) -> Chance:
     return PhiloxChance(int(generator.integers(2**64, dtype=np.uint64)))
 
 
-def _array(name: str, value: Any) -> np.ndarray:
-    try:
-        if hasattr(value, "detach"):  # a torch tensor: bfloat16, gradients and other devices are no arrays
-            value = value.detach().cpu()
-            array = np.asarray(value.double() if value.is_floating_point() else value)
-        else:
-            array = np.asarray(value)
-    except Exception as error:  # whatever `__array__` of another library raises
-        raise ValueError(f"{name}: it cannot be read as a NumPy array: {error}") from None
-    if isinstance(value, np.ma.MaskedArray):
-        raise ValueError(f"{name}: it is a masked array; fill in what is masked")
-    return array
-
-
 def _tokens(name: str, value: Any, v: int) -> list[int]:
-    ids = _array(name, value)
+    ids = array(name, value)
     if ids.ndim != 1:
         raise ValueError(f"{name}: shape {ids.shape}; it must be one-dimensional, K token ids")
     if ids.size and ids.dtype.kind not in "iu":
@@ -259,7 +257,7 @@ def _tokens(name: str, value: Any, v: int) -> list[int]:
 def _parents(name: str, value: Any, n: int) -> tuple[int, ...]:
     if value is None:
         return tuple(range(-1, n - 1))
-    above = _array(name, value)
+    above = array(name, value)
     if above.shape != (n,) or (n and above.dtype.kind not in "iu"):
         raise ValueError(f"{name}: {value!r} is not allowed; it must be {n} whole numbers, one a draft token")
     for i, parent in enumerate(above.tolist()):
@@ -270,15 +268,9 @@ def _parents(name: str, value: Any, n: int) -> tuple[int, ...]:
 
 def _laws(name: str, value: Any, logits: bool, empty: int | None = None) -> np.ndarray:
     """Rows of V numbers -> laws in float64, checked; the input is copied. empty: V of an array without rows."""
-    raw = _array(name, value)
-    if empty is not None and raw.size == 0:
-        raw = raw.reshape(0, empty)
-    try:
-        if raw.dtype.kind not in "biufOV":  # V: other libraries' float types
-            raise TypeError
-        rows = np.array(raw, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name}: {raw.dtype} is not allowed; it must be an array of real numbers") from None
+    rows = real(name, value)
+    if empty is not None and rows.size == 0:
+        rows = rows.reshape(0, empty)
     if rows.ndim != 2 or rows.shape[1] < 1:
         raise ValueError(f"{name}: shape {rows.shape}; it must be (rows, V), a row for each position")
     return _softmax(name, rows) if logits else _probabilities(name, rows)
@@ -304,10 +296,11 @@ def _softmax(name: str, rows: np.ndarray) -> np.ndarray:
         peak = row.max()
         if peak == -np.inf:
             raise ValueError(f"{name}: row {i} has no finite logit; at least one token must have mass")
-        with np.errstate(over="ignore"):  # what lies beyond float64 below the peak has no mass
+        with np.errstate(over="ignore", under="ignore"):  # what lies far enough below the peak has no mass
             row -= peak
-        row -= np.log(np.exp(row).sum())
-    return np.exp(rows)
+            row -= np.log(np.exp(row).sum())
+            np.exp(row, out=row)
+    return rows
 
 
 def _refuse(name: str, rows: np.ndarray, wrong: np.ndarray, right: str) -> None:

@@ -13,9 +13,6 @@ from jaxtyping import Float, Shaped
 
 from .base import Row
 
-SUM_TOLERANCE = 4e-3
-"""How far from 1 a caller's probabilities may add up, before they are normalised: a bfloat16 softmax is off by 2⁻⁹."""
-
 
 def one_hot(index: int, size: int) -> Float[np.ndarray, " v"]:
     """The law that always gives `index`."""

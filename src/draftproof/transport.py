@@ -105,7 +105,12 @@ def by_ratio(p: Row, q: Row) -> tuple[Row, Row]:
     """The tokens that have mass, in order of rising p/q."""
     both = (p > 0) | (q > 0)
     p, q = p[both], q[both]
-    order = np.argsort(p / (p + q), kind="stable")
+    if p.dtype == object:
+        ratio = p / (p + q)
+    else:  # p/(p + q) would round to 1 for all ratios above 1e16
+        with np.errstate(divide="ignore"):
+            ratio = np.log(p) - np.log(q)
+    order = np.argsort(ratio, kind="stable")
     return p[order], q[order]
 
 

@@ -11,28 +11,33 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
+import numpy as np
+
 from ..base import ROOT, Chance, Context, Draft, Drafter, Kind, Plan, Row, Rule, Verdict
 from ..control import Fixed
 from ..drafters import ModelDrafter, NGramDrafter, NoDrafter
+from ..laws import total
 from ..models.table import TableTarget
 from ..rules import why_not
 from ..trees import children, path_to, require_path
 from . import toys
 from .exact import EnumeratedChance, LoopCase, deviation, emitted_law, fractions_row, identity_law, target_law
-from .toys import WITNESS, Eager, Moody, Pair, argmax, exact_table
+from .toys import WITNESS, Eager, Moody, Pair, argmax, exact_table, nearly_equal, sharp, up_to
 
 CHOSEN, SAMPLED, COUPLED = Kind.CHOSEN, Kind.SAMPLED, Kind.COUPLED
 
 PAIRS = {
     "witness": WITNESS,
-    "dense": Pair(exact_table(3, "p", most=9), exact_table(3, "q", most=9), 3),
+    "dense": Pair(exact_table(3, "p", up_to(9)), exact_table(3, "q", up_to(9)), 3),
     "holes": Pair(exact_table(3, "p", holes=True), exact_table(3, "q", holes=True), 3),
     "some p are 0": Pair(exact_table(3, "p", support=(0, 2)), exact_table(3, "q"), 3),
     "some q are 0": Pair(exact_table(3, "p"), exact_table(3, "q", support=(0, 1)), 3),
     "supports share one token": Pair(exact_table(3, "p", support=(0, 1)), exact_table(3, "q", support=(1, 2)), 3),
     "supports disjoint": Pair(exact_table(4, "p", support=(0, 1)), exact_table(4, "q", support=(2, 3)), 4),
     "p = q": Pair(exact_table(3, "p"), exact_table(3, "p"), 3),
-    "V = 2": Pair(exact_table(2, "p", most=9), exact_table(2, "q", most=9), 2),
+    "sharp": Pair(exact_table(3, "p", sharp), exact_table(3, "q", sharp), 3),
+    "nearly equal": Pair(exact_table(3, "p", nearly_equal), exact_table(3, "q", nearly_equal), 3),
+    "V = 2": Pair(exact_table(2, "p", up_to(9)), exact_table(2, "q", up_to(9)), 2),
     "V = 1": Pair(exact_table(1, "p"), exact_table(1, "q"), 1),
 }
 EDGES = [name for name in PAIRS if name not in ("witness", "dense")]
@@ -67,8 +72,12 @@ def _chosen(choose: Callable[[Pair, Sequence[int]], int]) -> Drafting:
     return Drafting(lambda pair: toys.chooser(lambda history: choose(pair, history)), [_all(CHOSEN)])
 
 
-def _drawn(kind: Kind) -> Drafting:
-    return Drafting(lambda pair: ModelDrafter(TableTarget(pair.q, pair.vocab_size), kind), [_all(kind)])
+def _drawn(kind: Kind, more: int = 0) -> Drafting:
+    def make(pair: Pair) -> Drafter:
+        size = pair.vocab_size + more
+        return ModelDrafter(TableTarget(exact_table(size, "other", up_to(9)) if more else pair.q, size), kind)
+
+    return Drafting(make, [_all(kind)])
 
 
 CHAINS = {
@@ -78,6 +87,8 @@ CHAINS = {
     "partly right": _chosen(lambda pair, history: argmax(pair.p(history) * (1 if len(history) % 3 else -1))),
     "sampled": _drawn(SAMPLED),
     "coupled": _drawn(COUPLED),
+    "sampled, one token more": _drawn(SAMPLED, 1),  # the draft model's vocabulary is larger, or smaller
+    "sampled, one token less": _drawn(SAMPLED, -1),
 }
 WAYS: dict[str, tuple[toys.Siblings, Callable[[int], Sequence[Kind]]]] = {
     "independent": (toys.independent, _all(SAMPLED)),
@@ -145,13 +156,15 @@ class Case:
     max_tokens: int
     end_ids: frozenset[int] = frozenset()
     rounds: int | None = None
+    penalty: bool = False  # the law of a row depends on what was said before, as with a repetition penalty
 
     @property
     def name(self) -> str:
         plan = f"{_PLANS[type(self.controller).__name__]} {self.controller.depth}"
         rounds = "" if self.rounds is None else ", one round"
         end = f", {min(self.end_ids)} ends" if self.end_ids else ""
-        return f"{self.drafting}, {self.pair}, {plan}, {self.max_tokens} tokens{rounds}{end}"
+        penalty = ", penalised" if self.penalty else ""
+        return f"{self.drafting}, {self.pair}, {plan}, {self.max_tokens} tokens{rounds}{end}{penalty}"
 
     def refusal(self, rule: str) -> str | None:
         """Why `rule` does not take its drafts, None if it does."""
@@ -170,6 +183,7 @@ class Case:
             max_tokens=self.max_tokens,
             end_ids=self.end_ids,
             rounds=self.rounds,
+            law=penalised if self.penalty else identity_law,
         )
 
 
@@ -177,7 +191,9 @@ def all_cases() -> list[Case]:
     """Whole decodes of several rounds with chains and small trees, then single rounds of everything."""
     end = frozenset({1})
     out: list[Case] = []
-    for name in CHAINS:
+    for name in ("sampled, one token more", "sampled, one token less"):
+        out += [Case(name, "dense", Fixed(k), 3) for k in (1, 2)]
+    for name in list(CHAINS)[:-2]:
         pair = "some p are 0" if name == "always wrong" else "dense"
         out += [Case(name, pair, Fixed(k), 4) for k in (1, 2, 3)]
         out += [Case(name, pair, Fixed(3), 4, end), Case(name, pair, Eager(2), 3, end)]
@@ -187,6 +203,10 @@ def all_cases() -> list[Case]:
         out += [Case(name, "witness", Fixed(k), k + 1, rounds=1) for k in (1, 2, 3, 4)]
         out += [Case(name, pair, Fixed(3), 4, rounds=1) for pair in EDGES]
     out += [Case("independent changing", "witness", Fixed(2), 3)]
+    out += [
+        Case(name, "dense", Fixed(2), 3, rounds=1, penalty=True) for name in ("independent (2, 1)", "chosen (2, 2)")
+    ]
+    out += [Case(name, "dense", Fixed(2), 3, penalty=True) for name in ("sampled", "coupled", "n-gram", "partly right")]
     for name in MIXED:
         out += [Case(name, "dense", Fixed(3), 4), Case(name, "witness", Fixed(3), 4, rounds=1)]
         out += [Case(name, "holes", Fixed(3), 4, rounds=1)]
@@ -220,6 +240,12 @@ def _too_long(rule: str, case: Case) -> bool:
     return case.rounds is None or case.pair not in ("witness", "holes")
 
 
+def penalised(row: Row, history: Sequence[int]) -> Row:
+    """Half the weight for every time that a token was said: a law that is wrong if its history is."""
+    scaled = np.array([x / 2 ** list(history).count(token) for token, x in enumerate(row)], dtype=object)
+    return scaled / total(scaled)
+
+
 def checked(rule: Rule) -> Rule:
     """The rule, its verdicts held to what `Verdict` promises."""
     return partial(_checked, rule)
@@ -234,6 +260,13 @@ def _checked(rule: Rule, draft: Draft, rows: Sequence[Row], chance: Chance) -> V
         raise ValueError(f"verdict: last is {verdict.last!r}, rounding {verdict.rounding}; they must be {last!r} and 0")
     if verdict.tokens[:-1] != tuple(draft.tokens[node] for node in verdict.path):
         raise ValueError(f"verdict: tokens {verdict.tokens} do not follow the path {verdict.path}")
+    for test in verdict.tests:
+        x, q = draft.tokens[test.node], draft.law(test.node)
+        if (test.p, test.q) != (rows[draft.parents[test.node] + 1][x], 1 if q is None else q[x]):
+            raise ValueError(f"verdict: {test} does not give the p and q of its token")
+    accepted = {test.node for test in verdict.tests if test.accepted}
+    if not set(verdict.path[-1:]) <= accepted <= set(verdict.path):
+        raise ValueError(f"verdict: nodes {accepted} tested as accepted, the path is {verdict.path}")
     return verdict
 
 

@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..base import Chance, Controller, Drafter, Key, Row, Rule, Step, Target
+from ..base import Chance, Controller, Drafter, Key, Law, Row, Rule, Step, Target
 from ..chance import heads
 from ..commit import Output
+from ..laws import total
 from ..loop import decode
 from ..sampling import SamplingParams
 
@@ -156,8 +157,9 @@ def fractions_row(*values: Any) -> Row:
 
 
 def identity_law(row: Row, history: Sequence[int]) -> Row:
-    """The law of a table that holds laws instead of logits."""
-    return row
+    """The law of a table that holds laws instead of logits, normalised where a row was cut to a smaller vocabulary."""
+    mass = total(row)
+    return row if mass == 1 else row / mass
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ class LoopCase:
     max_tokens: int = 4
     end_ids: frozenset[int] = field(default_factory=frozenset)
     rounds: int | None = None
+    law: Law = identity_law
 
 
 def steps_of(case: LoopCase, chance: Chance) -> tuple[tuple[int, ...], list[Step]]:
@@ -189,7 +192,7 @@ def steps_of(case: LoopCase, chance: Chance) -> tuple[tuple[int, ...], list[Step
         drafter=case.drafter(),
         controller=case.controller,
         rule=case.rule,
-        law=identity_law,
+        law=case.law,
         chance=chance,
     )
     taken = list(islice(steps, case.rounds))
@@ -216,7 +219,8 @@ def _complete(case: LoopCase, text: tuple[int, ...], weight: Fraction, law: Laws
     if len(text) == case.max_tokens or (text and text[-1] in case.end_ids):
         law[text] = law.get(text, Fraction(0)) + weight
         return
-    for token, p in enumerate(case.row([*case.prompt, *text])):
+    history = [*case.prompt, *text]
+    for token, p in enumerate(case.law(case.row(history), history)):
         if p > 0:
             _complete(case, (*text, token), weight * p, law)
 

@@ -51,8 +51,10 @@ def prove(rule: str, progress: Callable[[str], None] = lambda message: None) -> 
                 report.failed[case.name] = off
     for case in all_cases():
         draft = specimen(case)
-        if why_not(rule, draft.parents, draft.kind) is not None and not refuses(RULES[rule], draft):
-            report.errors[case.name] = "the rule does not take such drafts, and did not refuse this one"
+        if why_not(rule, draft.parents, draft.kind) is not None:
+            with _noting(report, case.name):
+                if not refuses(RULES[rule], draft):
+                    raise ValueError("the rule does not take such drafts, and did not refuse this one")
     for mutant in (mutant for mutant in MUTANTS if mutant.of == rule):
         progress(f"{rule}: fault {mutant.name!r}")
         with _noting(report, mutant.name):

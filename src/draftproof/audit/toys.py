@@ -20,13 +20,39 @@ Table = Callable[[Sequence[int]], Row]
 """The law after every history."""
 
 
-def exact_table(
-    vocab_size: int, salt: str, support: Sequence[int] | None = None, most: int = 4, holes: bool = False
-) -> Table:
-    """A law of small fractions after every history: it depends on all of it, so no cache can be wrong unseen.
+def up_to(most: int) -> Callable[[int], int]:
+    """Weights of 1 to `most`."""
+    return lambda noise: 1 + noise % most
 
-    support: tokens that may have mass. most: largest weight. holes: zeros in random places, one-hot rows among them.
-    The weights are hashed, so they are the same everywhere; the rows are read-only, so a rule that writes fails.
+
+def few(noise: int) -> int:
+    """Weights of 1 to 4."""
+    return 1 + noise % 4
+
+
+def sharp(noise: int) -> int:
+    """Weights of 1, 10⁶ and 10¹²: a threshold or an epsilon anywhere shows."""
+    return 10 ** (6 * (noise % 3))
+
+
+def nearly_equal(noise: int) -> int:
+    """Weights that differ by a few millionths."""
+    return 10**6 + noise % 9
+
+
+def exact_table(
+    vocab_size: int,
+    salt: str,
+    weight: Callable[[int], int] = few,
+    *,
+    support: Sequence[int] | None = None,
+    holes: bool = False,
+) -> Table:
+    """A law of fractions after every history: it depends on all of it, so no cache can be wrong unseen.
+
+    weight: of a token, from a byte of noise. support: tokens that may have mass. holes: zeros in random places, one-hot
+    rows among them. The noise is hashed, so the laws are the same everywhere; the rows are read-only, so a rule that
+    writes fails.
     """
 
     @cache
@@ -35,11 +61,9 @@ def exact_table(
         attempt = 0
         while sum(weights) == 0:
             noise = blake2b(f"{salt} {history} {attempt}".encode(), digest_size=vocab_size).digest()
-            weights = [1 + noise[token] % most for token in range(vocab_size)]
-            if holes:
-                weights = [weight if noise[token] // most % 2 else 0 for token, weight in enumerate(weights)]
-            if support is not None:
-                weights = [weight if token in support else 0 for token, weight in enumerate(weights)]
+            kept = [token for token in range(vocab_size) if support is None or token in support]
+            kept = [token for token in kept if not holes or noise[token] & 16]
+            weights = [weight(noise[token]) if token in kept else 0 for token in range(vocab_size)]
             attempt += 1
         row = fractions_row(*weights)
         row.flags.writeable = False
@@ -60,7 +84,7 @@ class Pair:
         return TableTarget(self.p, self.vocab_size)
 
 
-WITNESS = Pair(exact_table(4, "target 3", most=9), exact_table(4, "draft 3", most=9), 4)
+WITNESS = Pair(exact_table(4, "target 3", up_to(9)), exact_table(4, "draft 3", up_to(9)), 4)
 """Four tokens, on which every fault of mutants.py shows. Many faults are invisible on three."""
 
 
