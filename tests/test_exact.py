@@ -15,6 +15,8 @@ from draftproof.audit.cases import (
     MIXED,
     PAIRS,
     SHAPES,
+    UNEQUAL,
+    UNEVEN,
     WAYS,
     Case,
     all_cases,
@@ -88,10 +90,10 @@ def test_every_rule_is_proven_on_all_that_it_takes():
         cases = cases_for(rule)
         drafted = {case.drafting for case in cases}
         assert {case.pair for case in cases} == set(PAIRS)
-        assert drafted >= {name for name in CHAINS if needs.coupled or name != "coupled"}
+        assert drafted >= {name for name in (*CHAINS, *UNEQUAL) if needs.coupled or name != "coupled"}
         if needs.shape == "tree":
             assert {name.split(" (")[0] for name in drafted} >= set(WAYS)
-            assert all(any(shape in name for name in drafted) for shape in (*SHAPES, "changing"))
+            assert all(any(shape in name for name in drafted) for shape in (*SHAPES, *UNEVEN, "changing"))
             assert any("(2, 1)" in case.drafting and case.rounds is None for case in cases)
         if needs.shape != "level":
             assert drafted >= set(MIXED)

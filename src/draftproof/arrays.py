@@ -111,11 +111,13 @@ def verify_batch(
         tree = None if parents is None else array(f"parents[{b}]", parents[b])
         if lengths is not None:
             n, most = _length(b, lengths[b], tokens.size), tokens.size
-            _padded(f"draft_tokens[{b}]", tokens, (most,))
-            bonus = _padded(f"p[{b}]", p_b, (most, most + 1)) - most
+            _require_rows(f"draft_tokens[{b}]", tokens, most)
+            _require_rows(f"p[{b}]", p_b, most, most + 1)
+            _require_rows(f"q[{b}]", q_b, most)
+            _require_rows(f"parents[{b}]", tree, n, most)
+            bonus = len(p_b) - most
             tokens, p_b = tokens[:n], p_b[: n + bonus]
-            q_b = None if q_b is None else q_b[: min(n, _padded(f"q[{b}]", q_b, (most,)))]
-            tree = None if tree is None else tree[: min(n, _padded(f"parents[{b}]", tree, (n, most)))]
+            q_b, tree = (None if each is None else each[:n] for each in (q_b, tree))
         out.append(_verify(tokens, p_b, q_b, tree, named, _fresh(generator), 0, logits, f"[{b}]"))
     return out
 
@@ -139,12 +141,11 @@ def _length(request: int, value: Any, most: int) -> int:
     return n
 
 
-def _padded(name: str, value: np.ndarray, allowed: tuple[int, ...]) -> int:
-    """Its rows, if they are padded to K as all is with lengths: else their number would decide unseen on a bonus."""
-    if value.ndim == 0 or len(value) not in allowed:
+def _require_rows(name: str, value: np.ndarray | None, *allowed: int) -> None:
+    """With lengths all is padded to K: else a number of rows would decide unseen whether there is a bonus."""
+    if value is not None and (value.ndim == 0 or len(value) not in allowed):
         rows = " or ".join(map(str, allowed))
         raise ValueError(f"{name}: shape {value.shape}; with lengths it must be padded to {rows} rows")
-    return len(value)
 
 
 def _verify(
