@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -12,7 +12,7 @@ from typing import Any
 from ..rules import RULES, why_not
 from .cases import all_cases, cases_for, checked, deviation_of, refuses, specimen
 from .exact import Laws
-from .mutants import HARMLESS, MUTANTS, Difference, first_difference
+from .mutants import HARMLESS, MUTANTS, Difference, Mutant, first_difference
 
 
 @dataclass(slots=True)
@@ -55,24 +55,29 @@ def prove(rule: str, progress: Callable[[str], None] = lambda message: None) -> 
             with _noting(report, case.name):
                 if not refuses(RULES[rule], draft):
                     raise ValueError("the rule does not take such drafts, and did not refuse this one")
-    for mutant in (mutant for mutant in MUTANTS if mutant.of == rule):
-        progress(f"{rule}: fault {mutant.name!r}")
-        with _noting(report, mutant.name):
-            difference = first_difference(mutant)
-            if difference is None:
-                report.missed.append(mutant.name)
-            else:
-                report.caught[mutant.name] = difference
-    for mutant in (mutant for mutant in HARMLESS if mutant.of == rule):
-        progress(f"{rule}: harmless {mutant.name!r}")
-        with _noting(report, mutant.name):
-            difference = first_difference(mutant)
-            if difference is None:
-                report.harmless.append(mutant.name)
-            else:
-                report.accused[mutant.name] = difference
+    for name, found in _tried(report, MUTANTS, progress):
+        if found is None:
+            report.missed.append(name)
+        else:
+            report.caught[name] = found
+    for name, found in _tried(report, HARMLESS, progress):
+        if found is None:
+            report.harmless.append(name)
+        else:
+            report.accused[name] = found
     report.seconds = perf_counter() - began
     return report
+
+
+def _tried(
+    report: Report, mutants: Sequence[Mutant], progress: Callable[[str], None]
+) -> Iterator[tuple[str, Difference | None]]:
+    """Each of the rule's mutants with where it differs from the target, if it does."""
+    for mutant in mutants:
+        if mutant.of == report.rule:
+            progress(f"{report.rule}: {mutant.name}")
+            with _noting(report, mutant.name):
+                yield mutant.name, first_difference(mutant)
 
 
 @contextmanager

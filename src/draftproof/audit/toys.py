@@ -208,21 +208,18 @@ def grower(q: Table, shape: Callable[[int], Shape], ways: Sequence[Siblings]) ->
 def _grow(
     q: Table, shape: Callable[[int], Shape], ways: Sequence[Siblings], text: list[int], depth: int, chance: Chance
 ) -> Draft:
-    root = len(text)
-    form, draws = to_depth(shape(root), depth), count()
-    made: dict[int, Child] = {}
-    for node in (ROOT, *range(len(form))):
-        below = children(form, node)
-        if below and (node == ROOT or node in made):
-            path = path_to(form, node)
-            law = q([*text, *(made[each][0] for each in path)])
-            draw = partial(_draw, chance, root, len(path), draws)
-            made |= dict(zip(below, ways[len(path) % len(ways)](law, len(below), draw), strict=False))
-    return tree(root, form, made)
+    siblings = partial(_by_way, ways, chance, len(text), count())
+    return _planted(q, to_depth(shape(len(text)), depth), text, siblings)
 
 
-def _draw(chance: Chance, root: int, depth: int, draws: Iterator[int], law: Row) -> int:
-    (token,) = chance.pick(law, Key(root, depth, Purpose.DRAFT, next(draws)))
+def _by_way(
+    ways: Sequence[Siblings], chance: Chance, root: int, draws: Iterator[int], law: Row, k: int, level: int
+) -> list[Child]:
+    return ways[level % len(ways)](law, k, partial(_draw, chance, root, level, draws))
+
+
+def _draw(chance: Chance, root: int, level: int, draws: Iterator[int], law: Row) -> int:
+    (token,) = chance.pick(law, Key(root, level, Purpose.DRAFT, next(draws)))
     return token
 
 
@@ -232,18 +229,24 @@ def coupled_grower(q: Table, shape: Callable[[int], Shape]) -> Drafter:
 
 
 def _grow_coupled(q: Table, shape: Callable[[int], Shape], text: list[int], depth: int, chance: Chance) -> Draft:
-    root = len(text)
-    form = to_depth(shape(root), depth)
+    draft = _planted(q, to_depth(shape(len(text)), depth), text, partial(_by_noise, chance, len(text)))
+    return replace(draft, kind=(Kind.COUPLED,) * len(draft))
+
+
+def _by_noise(chance: Chance, root: int, law: Row, k: int, level: int) -> list[Child]:
+    return [(token, None) for token in chance.pick(law, token_key(root + level), min(k, int((law > 0).sum())))]
+
+
+def _planted(q: Table, form: Shape, text: Sequence[int], siblings: Callable[[Row, int, int], list[Child]]) -> Draft:
+    """A tree of that form, but for what its siblings(law, how many, level) leave out."""
     made: dict[int, Child] = {}
     for node in (ROOT, *range(len(form))):
         below = children(form, node)
         if below and (node == ROOT or node in made):
             path = path_to(form, node)
-            row = q([*text, *(made[each][0] for each in path)])
-            tokens = chance.pick(row, token_key(root + len(path)), min(len(below), int((row > 0).sum())))
-            made |= {child: (token, None) for child, token in zip(below, tokens, strict=False)}
-    draft = tree(root, form, made)
-    return replace(draft, kind=(Kind.COUPLED,) * len(draft))
+            law = q([*text, *(made[each][0] for each in path)])
+            made |= dict(zip(below, siblings(law, len(below), len(path)), strict=False))
+    return tree(len(text), form, made)
 
 
 def tree(root: int, form: Shape, made: Mapping[int, Child]) -> Draft:
