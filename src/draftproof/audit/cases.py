@@ -59,7 +59,7 @@ class Drafting:
         parents = list(range(-1, depth - 1)) if self.shape is None else toys.to_depth(self.shape(root), depth)
         kinds: dict[int, Kind] = {}
         for node in (ROOT, *range(len(parents))):
-            below = children(parents, node)
+            below = toys.siblings_below(parents, node)
             kinds |= zip(below, self.kinds[len(path_to(parents, node)) % len(self.kinds)](len(below)), strict=True)
         return parents, [kinds[node] for node in range(len(parents))]
 

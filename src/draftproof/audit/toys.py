@@ -13,7 +13,7 @@ import numpy as np
 from ..base import ROOT, Chance, Context, Draft, Drafter, Key, Kind, Load, Plan, Purpose, Row, Session, Step, token_key
 from ..laws import leading, total, without
 from ..models.table import TableTarget
-from ..trees import children, depths, path_to
+from ..trees import depths, path_to
 from .exact import fractions_row
 
 Table = Callable[[Sequence[int]], Row]
@@ -197,6 +197,11 @@ def to_depth(shape: Shape, depth: int) -> list[int]:
     return [ROOT if shape[node] == ROOT else kept.index(shape[node]) for node in kept]
 
 
+def siblings_below(shape: Shape, node: int) -> list[int]:
+    """In draw order. Not `trees.children`: the proof must not share with the rules what it holds them to."""
+    return [child for child, parent in enumerate(shape) if parent == node]
+
+
 def grower(q: Table, shape: Callable[[int], Shape], ways: Sequence[Siblings]) -> Drafter:
     """Grows a tree from a draft model: shape(committed tokens) is its form, ways[depth % len(ways)] makes siblings.
 
@@ -241,7 +246,7 @@ def _planted(q: Table, form: Shape, text: Sequence[int], siblings: Callable[[Row
     """A tree of that form, but for what its siblings(law, how many, level) leave out."""
     made: dict[int, Child] = {}
     for node in (ROOT, *range(len(form))):
-        below = children(form, node)
+        below = siblings_below(form, node)
         if below and (node == ROOT or node in made):
             path = path_to(form, node)
             law = q([*text, *(made[each][0] for each in path)])
