@@ -29,8 +29,6 @@ from draftproof.sampling import SamplingParams, law_of
 CHAIN_RULES = [name for name in RULES if why_not(name, (-1, 0), (Kind.CHOSEN,) * 2) is None]
 """The rules that take chains of any length."""
 
-TREE_RULES = [name for name in RULES if NEEDS[name].shape == "tree"]
-
 
 def kind_for(rule: str) -> Kind:
     """How a model drafter draws for a rule."""

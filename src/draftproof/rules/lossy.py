@@ -92,7 +92,7 @@ def lossy_lenient(lenience: float | Fraction = 0.5) -> LossyRule:
 
 
 def _entropy(p: Row) -> float:
-    positive = np.array([float(x) for x in p if x > 0])
+    positive = p[p > 0].astype(np.float64)
     return float(-(positive * np.log(positive)).sum())
 
 
