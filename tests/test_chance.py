@@ -32,12 +32,21 @@ def philox(counter: list[int], key: tuple[int, int]) -> list[int]:
     return c
 
 
-def noise(seed: int, sample: int, key: Key, token: int) -> float:
-    """The uniform of one token as the module's docstring lays it out."""
-    counter = [token >> 1, key.root, key.depth << 16 | key.node, sample << 2 | key.purpose]
+def uniforms(seed: int, sample: int, key: Key, lane: int) -> tuple[float, float, int]:
+    """The two uniforms of a block as the module's docstring lays it out, and the top byte of its word 2."""
+    counter = [lane, key.root, key.depth << 16 | key.node, sample << 2 | key.purpose]
     words = philox(counter, (seed % 2**32, seed >> 32))
-    low, high = words[2 * (token % 2) : 2 * (token % 2) + 2]
-    return ((high << 32 | low) // 2**12 + 0.5) / 2**52
+    low, high = (((words[i + 1] << 32 | words[i]) // 2**12 + 0.5) / 2**52 for i in (0, 2))
+    return low, high, words[2] >> 24
+
+
+def arrival(seed: int, sample: int, key: Key, token: int) -> float:
+    """When one token arrives, from the docstring again."""
+    u, _, member = uniforms(seed, sample, key, 2**31 | token >> 8)
+    first = -math.log(u) / 256
+    if token % 256 == member:
+        return first
+    return first - math.log(uniforms(seed, sample, key, token >> 1)[token % 2])
 
 
 @pytest.mark.parametrize(
@@ -75,9 +84,9 @@ def test_philox_equals_plain_integers_on_many_counters_at_once(counters: list[li
 )
 def test_the_counter_is_laid_out_as_documented(seed: int, sample: int, key: Key, token: int):
     chance = PhiloxChance(seed, sample)
-    assert chance.uniform(key) == noise(seed, sample, key, 0)
-    known = -math.log(-math.log(noise(seed, sample, key, token)))
-    assert chance.gumbel(key, np.array([token]))[0] == pytest.approx(known, rel=1e-12, abs=1e-12)
+    assert chance.uniform(key) == uniforms(seed, sample, key, 0)[0]
+    known = arrival(seed, sample, key, token)
+    assert chance.arrivals(key, np.array([token // 256]))[0, token % 256] == pytest.approx(known, rel=1e-12)
 
 
 def test_draws_that_differ_in_one_field_have_different_noise():
@@ -85,9 +94,9 @@ def test_draws_that_differ_in_one_field_have_different_noise():
     keys = [Key(root, depth, purpose, node) for root, depth, purpose, node in product(small, small, Purpose, small)]
     samples = (0, 1, 2)
     seen = {PhiloxChance(7, sample).uniform(key) for sample in samples for key in keys}
-    tokens = PhiloxChance(7).gumbel(KEY, np.arange(1000))
+    tokens = PhiloxChance(7).arrivals(KEY, np.arange(4)).ravel()
     assert len(seen) == len(samples) * len(keys)
-    assert len(set(tokens.tolist())) == 1000
+    assert len(set(tokens.tolist())) == 1024
     assert PhiloxChance(7).uniform(KEY) != PhiloxChance(7 + 2**32).uniform(KEY)
 
 
@@ -99,10 +108,13 @@ def test_coupled_noise_is_named_by_the_position_alone():
 @pytest.mark.parametrize(("word", "uniform"), [(0, 2.0**-53), (2**32 - 1, 1 - 2.0**-53)])
 def test_the_extreme_uniforms_lie_inside(monkeypatch: pytest.MonkeyPatch, word: int, uniform: float):
     monkeypatch.setattr(module, "philox4x32", lambda counter, key: np.full(counter.shape, word, np.uint32))
+    monkeypatch.setattr(module, "_philox_once", lambda counter, key: (word,) * 4)
     chance = PhiloxChance(0)
     assert chance.uniform(KEY) == uniform
     assert 0 < uniform < 1
-    assert np.isfinite(chance.gumbel(KEY, np.arange(2))).all()
+    times = chance.arrivals(KEY, np.arange(2))
+    assert np.isfinite(times).all()
+    assert (times > 0).all()
     assert not chance.coin(uniform, KEY), "strict: u < prob"
     assert chance.coin(np.nextafter(uniform, 2), KEY)
 
@@ -142,13 +154,34 @@ WEIGHTS = hnp.arrays(np.float64, st.integers(1, 40), elements=st.sampled_from([0
 
 
 @given(WEIGHTS.filter(lambda w: w.any()), st.integers(0, 1000))
-def test_a_pick_is_the_argmax_of_log_weight_plus_gumbel(weights: np.ndarray, root: int):
+def test_a_pick_is_the_order_of_arrival(weights: np.ndarray, root: int):
     key = Key(root, 0, Purpose.DRAFT)
-    score = {
-        token: math.log(w) - math.log(-math.log(noise(3, 0, key, token))) for token, w in enumerate(weights) if w > 0
-    }
-    everything = PhiloxChance(3).pick(weights, key, len(score))
-    assert everything == tuple(sorted(score, key=score.get, reverse=True))
+    time = {token: math.log(arrival(3, 0, key, token)) - math.log(w) for token, w in enumerate(weights) if w > 0}
+    everything = PhiloxChance(3).pick(weights, key, len(time))
+    assert everything == tuple(sorted(time, key=time.get))
+
+
+@pytest.mark.parametrize("size", [257, 1000, 20_000])
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 4.0, 40.0])
+def test_skipping_groups_changes_no_pick(size: int, sharpness: float):
+    """Against all arrival times at once."""
+    rng = np.random.default_rng(size)
+    for root in range(30):
+        weights = np.exp(sharpness * rng.normal(size=size)) * (rng.random(size) < 0.9)
+        key, chance = Key(root, 0, Purpose.DRAFT), PhiloxChance(4)
+        with np.errstate(divide="ignore"):
+            times = chance.arrivals(key, np.arange(-(-size // 256))).ravel()[:size] / weights
+        assert chance.pick(weights, key, 20) == tuple(np.argsort(times, kind="stable")[:20].tolist())
+
+
+def test_arrivals_of_a_group_are_independent_exponentials():
+    """By thirds of their law, for the first member and two others: 27 equal cells, and each member is first alike."""
+    times = np.array([PhiloxChance(1).arrivals(Key(i, 0, Purpose.DRAFT), np.arange(1))[0] for i in range(DRAWS)])
+    thirds = np.floor(-3 * np.expm1(-times[:, [0, 1, 137]])).astype(int)
+    counts = np.bincount(thirds @ [9, 3, 1], minlength=27)
+    assert chi_square(counts.tolist(), [1 / 27] * 27) < chi_square_limit(26)
+    firsts = np.bincount(times.argmin(1), minlength=256)
+    assert chi_square(firsts.tolist(), [1 / 256] * 256) < chi_square_limit(255)
 
 
 @given(WEIGHTS.filter(lambda w: w.any()), st.integers(0, 1000))
@@ -161,9 +194,8 @@ def test_a_longer_pick_begins_with_the_shorter_one(weights: np.ndarray, root: in
         assert chance.pick(weights, key, k) == longest[:k]
 
 
-@given(WEIGHTS.filter(lambda w: w.any()), st.integers(1, 200), st.integers(0, 1000))
+@given(WEIGHTS.filter(lambda w: w.any()), st.integers(1, 600), st.integers(0, 1000))
 def test_the_noise_of_a_token_does_not_depend_on_the_vocabulary(weights: np.ndarray, padding: int, root: int):
-    """Much padding also moves the draw from the dense path to the sparse one."""
     key, most = Key(root, 0, Purpose.DRAFT), int(np.count_nonzero(weights))
     padded = np.concatenate([weights, np.zeros(padding)])
     assert PhiloxChance(3).pick(padded, key, most) == PhiloxChance(3).pick(weights, key, most)

@@ -4,9 +4,17 @@ The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random num
 Its key is the request's 64-bit seed. Its 128-bit counter holds, from the low word up:
 
     word 0   token >> 1          (each block makes two uniforms: even tokens the low half, odd tokens the high one)
+             2**31 | token >> 8  (a group's block: the low half is its uniform, the top byte of word 2 its first member)
     word 1   key.root
     word 2   key.depth << 16 | key.node
     word 3   sample << 2 | key.purpose
+
+A token is drawn by a race: token x arrives at E(x)/w(x), the first one wins. The arrival times E are independent
+standard exponentials, so x wins with probability w(x)/Σw, and log w − log E is the Gumbel-max draw in other words.
+E is drawn in two stages, for GROUP neighbouring ids at a time. The first arrival of a group is exponential with rate
+GROUP and any member's with equal chance; each other member comes a standard exponential later. By the lack of memory
+that is the law of independent ones, exactly. But a group whose first arrival, at the pace of its largest weight, is
+behind the leader cannot win, so almost no noise is ever made: two numbers a group, and the few groups that matter.
 
 The noise of a token depends on its id and not on the size of the vocabulary.
 """
@@ -20,9 +28,12 @@ from jaxtyping import Float, Integer, UInt32
 
 from .base import Key, Row
 
-_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+_MULTIPLY = (0xD2511F53, 0xCD9E8D57)
+_MULTIPLIERS = np.array([[_MULTIPLY[0]], [_MULTIPLY[1]]], dtype=np.uint64)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
+_FEW = 4
+GROUP = 256  # a power of two, as many as a byte can name
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
@@ -38,6 +49,17 @@ def philox4x32(counter: UInt32[np.ndarray, "4 n"], key: tuple[int, int]) -> UInt
         even = (product[::-1] >> _HALF) ^ odd ^ subkey
         odd = product[::-1] & _LOW
     return np.stack([even[0], odd[0], even[1], odd[1]]).astype(np.uint32)
+
+
+def _philox_once(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The same for one counter, in plain integers: ten times faster there than an array of one."""
+    a, b, c, d = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        first, second = _MULTIPLY[0] * a, _MULTIPLY[1] * c
+        a, b, c, d = second >> 32 ^ b ^ k0, second & 0xFFFFFFFF, first >> 32 ^ d ^ k1, first & 0xFFFFFFFF
+        k0, k1 = k0 + _WEYL[0] & 0xFFFFFFFF, k1 + _WEYL[1] & 0xFFFFFFFF
+    return a, b, c, d
 
 
 def _unit(low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -75,20 +97,21 @@ class PhiloxChance:
         self.seed, self.sample = seed, sample
         self._key = (seed & 0xFFFFFFFF, seed >> 32)
 
-    def _uniforms(self, key: Key, lanes: Integer[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
-        """For each lane the uniforms of tokens 2·lane and 2·lane + 1."""
+    def _counter(self, key: Key) -> tuple[int, int, int]:
+        """Words 1 to 3."""
         if not (0 <= key.root < 2**32 and 0 <= key.depth < 2**16 and 0 <= key.node < 2**16):
             raise ValueError(f"key: {key} does not fit the counter (root below 2**32, depth and node below 2**16)")
+        return key.root, key.depth << 16 | key.node, self.sample << 2 | key.purpose
+
+    def _blocks(self, key: Key, lanes: Integer[np.ndarray, " n"]) -> UInt32[np.ndarray, "4 n"]:
         counter = np.empty((4, len(lanes)), np.uint32)
         counter[0] = lanes
-        counter[1] = key.root
-        counter[2] = key.depth << 16 | key.node
-        counter[3] = self.sample << 2 | key.purpose
-        words = philox4x32(counter, self._key)
-        return _unit(words[0], words[1]), _unit(words[2], words[3])
+        counter[1:] = np.array(self._counter(key), np.uint32)[:, None]
+        return philox4x32(counter, self._key)
 
     def uniform(self, key: Key) -> float:
-        return float(self._uniforms(key, np.zeros(1, np.uint32))[0][0])
+        low, high, _, _ = _philox_once((0, *self._counter(key)), self._key)
+        return ((high << 32 | low) // 2**12 + 0.5) * 2.0**-52
 
     def coin(self, prob: float, key: Key) -> bool:
         if not prob >= 0:  # NaN too
@@ -96,32 +119,69 @@ class PhiloxChance:
         certain = not 0 < prob < 1  # takes no noise
         return heads(0.0 if certain else self.uniform(key), prob)
 
-    def gumbel(self, key: Key, tokens: Integer[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """Standard Gumbel noise −log(−log u) of the given token ids."""
-        even, odd = self._uniforms(key, (tokens >> 1).astype(np.uint32))
-        return -np.log(-np.log(np.where(tokens & 1, odd, even)))
+    def arrivals(self, key: Key, groups: Integer[np.ndarray, " g"]) -> Float[np.ndarray, "g 256"]:
+        """E of every id in the given groups, id % GROUP across: independent, standard exponential. (−log E is standard
+        Gumbel noise.)"""
+        lanes = (groups[:, None] * (GROUP // 2) + np.arange(GROUP // 2)).reshape(-1)
+        words = self._blocks(key, np.concatenate([lanes, groups | 1 << 31]))
+        pairs = np.stack([_unit(words[0], words[1]), _unit(words[2], words[3])], axis=-1)
+        later = -np.log(pairs[: len(lanes)].reshape(len(groups), GROUP))
+        first = -np.log(pairs[len(lanes) :, 0]) / GROUP
+        later[np.arange(len(groups)), words[2, len(lanes) :] >> 24] = 0.0
+        return first[:, None] + later
 
-    def _gumbel_all(self, key: Key, size: int) -> np.ndarray:
-        """The noise of tokens 0 .. size − 1: `gumbel` at half the cost, since each block serves two tokens."""
-        both = np.stack(self._uniforms(key, np.arange((size + 1) // 2, dtype=np.uint32)), axis=1)
-        return -np.log(-np.log(both.reshape(-1)[:size]))
+    def _first_arrivals(self, key: Key, groups: Integer[np.ndarray, " g"]) -> Float[np.ndarray, " g"]:
+        """When the first member of each group arrives."""
+        words = self._blocks(key, groups | 1 << 31)
+        return -np.log(_unit(words[0], words[1])) / GROUP
 
     def pick(self, weights: Row, key: Key, k: int = 1) -> tuple[int, ...]:
-        """The `k` largest of log w + Gumbel (the Gumbel-top-k draw, Kool et al., ICML 2019); lowest id on ties.
+        """The `k` smallest of E/w, in order; lowest id on ties. A draw without replacement, since the race goes on
+        among those that are left (the Gumbel-top-k draw: Kool et al., ICML 2019).
 
         For k = 1 the noise of the winner alone decides, so plain decoding, coupled drafting and coupled verification
         are this one operation on the same noise.
         """
         if not weights.min() >= 0:  # NaN too
             raise ValueError(f"weights: {weights.min()} at {key} is no weight; they must be >= 0")
-        support = np.flatnonzero(weights > 0)
-        if len(support) < k:
-            raise ValueError(f"weights: {len(support)} positive of {len(weights)} at {key}, cannot pick {k}")
-        if len(support) == 1:
-            return (int(support[0]),)
-        dense = 2 * len(support) > len(weights)
-        noise = self._gumbel_all(key, len(weights))[support] if dense else self.gumbel(key, support)
-        score = np.log(weights[support]) + noise
-        if k == 1:
-            return (int(support[np.argmax(score)]),)
-        return tuple(support[np.argsort(-score, kind="stable")[:k]].tolist())
+        support = int(np.count_nonzero(weights))
+        if support < k:
+            raise ValueError(f"weights: {support} positive of {len(weights)} at {key}, cannot pick {k}")
+        if support == 1:
+            return (int(np.argmax(weights)),)
+        return self._race(weights, key, k)
+
+    def _race(self, weights: np.ndarray, key: Key, k: int) -> tuple[int, ...]:
+        tops = np.maximum.reduceat(weights, np.arange(0, len(weights), GROUP))
+        left = np.flatnonzero(tops > 0)  # groups not yet looked at
+        earliest, batch = None, left
+        if len(left) > _FEW:  # else to look at all of them is cheaper than to choose
+            earliest = np.log(self._first_arrivals(key, left)) - np.log(tops[left])
+            order = np.argsort(earliest, kind="stable")
+            left, earliest = left[order], earliest[order]
+            batch = left[:_FEW]
+        ids, times = self._leaders(weights, key, k, batch)
+        while earliest is not None and len(batch) < len(left):
+            left, earliest = left[len(batch) :], earliest[len(batch) :]
+            most = np.searchsorted(earliest, times[-1], side="right") if len(ids) == k else len(batch) * 4
+            if most == 0:
+                break
+            batch = left[:most]
+            more = self._leaders(weights, key, k, batch)
+            ids, times = _first(np.concatenate([ids, more[0]]), np.concatenate([times, more[1]]), k)
+        return tuple(ids.tolist())
+
+    def _leaders(self, weights: np.ndarray, key: Key, k: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and log arrival times of the first k in these groups."""
+        tokens = (groups[:, None] * GROUP + np.arange(GROUP)).reshape(-1)
+        arrived = self.arrivals(key, groups).reshape(-1)
+        takes_part = np.flatnonzero(weights[np.minimum(tokens, len(weights) - 1)] * (tokens < len(weights)) > 0)
+        tokens = tokens[takes_part]
+        return _first(tokens, np.log(arrived[takes_part]) - np.log(weights[tokens]), k)
+
+
+def _first(ids: np.ndarray, times: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The k smallest times in order, lowest id first among equals, and whose they are."""
+    pool = np.arange(len(ids)) if len(ids) <= k else np.flatnonzero(times <= np.partition(times, k - 1)[k - 1])
+    order = pool[np.lexsort((ids[pool], times[pool]))][:k]
+    return ids[order], times[order]

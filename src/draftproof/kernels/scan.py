@@ -1,0 +1,122 @@
+"""The law of one row without its probabilities: its peak, its mass, and which tokens take part.
+
+A row is walked in groups of 256 tokens, those of the race (chance.py). What is kept of it is one key a group, its
+largest, so that whatever looks for large tokens later reads only the groups that have them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit, prange
+
+from ..chance import GROUP
+from .numeric import LOWEST, key, key_to_logit, logit, mass, power, skim, top
+
+_HEAVY = -8.0  # log2: groups whose largest token has more than this share of the peak's weight are added in float64
+_PIECES = 8  # of a row that is split among threads
+
+
+class Law(NamedTuple):
+    """Token x has probability 2^((logit − peak)·scale) / mass if it takes part: its key is above `floor`, or equal to
+    it and x at most `cut`. Greedy is the law of scale 0 in which the argmax alone takes part."""
+
+    peak: float
+    scale: float
+    mass: float
+    floor: int
+    cut: int
+
+
+EVERY = np.int64(1) << 62  # a cut that no token is beyond
+
+
+@njit
+def piece(words, first, last, tops, scale):
+    """(peak key, mass relative to it, whether a NaN was met) of groups first..last − 1; their tops are written.
+
+    scale 0: the peak alone, at the pace of memory.
+    """
+    peak, weight, broken = LOWEST, 0.0, False
+    height = -np.inf
+    for g in range(first, last):
+        part = words[g * GROUP : (g + 1) * GROUP]
+        if scale == 0.0 or peak == LOWEST:
+            largest, nan = top(part)
+            light = np.nan if nan else 0.0
+        else:
+            largest, light = skim(part, height, scale)
+        broken |= np.isnan(light)
+        tops[g] = largest
+        if largest > peak:
+            higher = np.float64(key_to_logit(largest))
+            if weight > 0.0:
+                weight *= power((height - higher) * scale)
+            peak, height = largest, higher
+        if scale == 0.0 or height == -np.inf or height == np.inf:
+            continue
+        if (np.float64(key_to_logit(largest)) - height) * scale >= _HEAVY:
+            light = mass(part, height, scale)
+        weight += light
+    return peak, weight, broken
+
+
+@njit(parallel=True)
+def pieces(words, tops, scale):
+    """`piece` of a whole row, by all threads."""
+    groups = len(tops)
+    peaks, weights = np.empty(_PIECES, np.int64), np.empty(_PIECES)
+    broken = np.zeros(_PIECES, np.bool_)
+    for i in prange(_PIECES):
+        peaks[i], weights[i], broken[i] = piece(
+            words, groups * i // _PIECES, groups * (i + 1) // _PIECES, tops, scale
+        )
+    peak = peaks.max()
+    height = np.float64(key_to_logit(peak))
+    total = 0.0
+    for i in range(_PIECES):
+        if weights[i] > 0.0:
+            total += weights[i] * power((np.float64(key_to_logit(peaks[i])) - height) * scale)
+    return peak, total, broken.any()
+
+
+@njit
+def takes_part(words, x, law):
+    k = key(logit(words[x]))
+    return k > law.floor or (k == law.floor and x <= law.cut)
+
+
+@njit
+def probability(words, x, law):
+    """p(x)."""
+    if not takes_part(words, x, law):
+        return 0.0
+    return power((np.float64(logit(words[x])) - law.peak) * law.scale) / law.mass
+
+
+@njit(fastmath={"contract"})
+def weights(words, group, law, out):
+    """p of a group's tokens, not divided by the law's mass, into `out`; returns how many there are."""
+    start = group * GROUP
+    part = words[start : start + GROUP]
+    peak, scale = law.peak, law.scale
+    for i in range(len(part)):
+        out[i] = power((np.float64(logit(part[i])) - peak) * scale)
+    if law.floor > LOWEST:
+        for i in range(len(part)):
+            k = np.int64(key(logit(part[i])))
+            out[i] = out[i] if k > law.floor or (k == law.floor and start + i <= law.cut) else 0.0
+    return len(part)
+
+
+@njit
+def first_with(words, tops, wanted):
+    """The lowest token whose key is `wanted`; -1 if there is none."""
+    for g in range(len(tops)):
+        if tops[g] == wanted:
+            part = words[g * GROUP : (g + 1) * GROUP]
+            for i in range(len(part)):
+                if key(logit(part[i])) == wanted:
+                    return np.int64(g * GROUP + i)
+    return np.int64(-1)
