@@ -63,3 +63,15 @@ def draw(words, settings, seed, depth, node, purpose, split, ids, found):
         for i in range(min(len(ids), len(found))):
             found[i] = probability(words, ids[i], law) if ids[i] >= 0 else 0.0
     return ok
+
+
+def warm() -> None:
+    """Call everything once, for float32 and bfloat16: it is compiled, or loaded from disk."""
+    settings, seeds = np.array([[1.0, 0.0, 1.0, -np.inf]]), np.zeros((1, 4), np.uint64)
+    for kind in (np.int32, np.int16):
+        words, layout = np.zeros((1, 2), kind), np.zeros((1, 3), np.int64)
+        nodes, path, asked = np.zeros((0, 3), np.int64), np.zeros(0, np.int64), np.zeros((0, 4))
+        verdicts = np.zeros((1, 4), np.int64)
+        in_turn(0, words, layout, nodes, words, settings, seeds, False, path, asked, verdicts)
+        side_by_side(0, words, layout, nodes, words, settings, seeds, path, asked, verdicts)
+    draw(words.astype(np.int32)[0], settings[0], seeds[0], 0, 0, 0, False, np.zeros(1, np.int64), np.zeros(0))

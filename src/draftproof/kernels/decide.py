@@ -12,10 +12,11 @@ from numba import njit
 
 from ..chance import GROUP
 from .numeric import LOWEST, key_to_logit
-from .race import left_over, race, race_left_over, uniform
-from .scan import EVERY, Law, first_with, piece, pieces, probability, weights
+from .race import race, race_left_over, uniform
+from .scan import EVERY, Law, Read, first_with, left_over, piece, pieces, probability, weights
 from .support import truncated
 
+_NONE = np.int64(-1)
 _LOG2E = 1.4426950408889634
 _ACCEPT, _REPLACE, _TOKEN = 1, 2, 3  # base.Purpose, as numbers
 P, Q, PROB, OUTCOME = 0, 1, 2, 3  # columns of `asked`; outcome 1 accepted, 0 refused, NaN not asked
@@ -65,9 +66,9 @@ def coupled(rows, parents, tokens, settings, seed, split, path, asked):
             child += 1
         law, ok = row_law(words, tops, settings, child < n, split, buffer)
         if not ok:
-            return depth, np.int64(-1), 0, node + 1
+            return depth, _NONE, 0, node + 1
         position = (seed[0] + np.uint64(depth), seed[1], seed[2], seed[3])
-        race(words, tops, law, np.int64(-1), noise_of(position, 0, 0, _TOKEN), winner, buffer)
+        race(words, tops, law, _NONE, noise_of(position, 0, 0, _TOKEN), winner, buffer)
         match = -1
         while child < n and match < 0:
             if parents[child] == node:
@@ -88,24 +89,67 @@ def token(rows, sampled, tokens, q_rows, settings, seed, split, asked):
     n, groups = len(tokens), -(-rows.shape[1] // GROUP)
     tops, q_tops, buffers = np.empty(groups, np.int64), np.empty(groups, np.int64), np.empty((2, GROUP))
     for i in range(n):
-        law, ok = row_law(rows[i], tops, settings, True, split, buffers[0])
-        if not ok:
-            return i, np.int64(-1), 0, i
-        q_law, q = law, 1.0
-        if sampled[i]:
-            q_law, ok = row_law(q_rows[i], q_tops, settings, True, split, buffers[0])
-            q = probability(q_rows[i], tokens[i], q_law) if ok else 0.0
-            if q == 0.0:
-                return i, np.int64(-1), 0, n + 1 + i
-        p = probability(rows[i], tokens[i], law)
-        prob = 1.0 if p >= q else p / q
+        p, q, bad = _ask(i, rows, tops, sampled, tokens, q_rows, q_tops, settings, split, buffers, asked)
+        if bad >= 0:
+            return i, _NONE, 0, bad
+        prob = 1.0 if asked[i, P] >= asked[i, Q] else asked[i, P] / asked[i, Q]
         accepted = _coin(prob, noise_of(seed, i, i, _ACCEPT))
-        asked[i, P], asked[i, Q], asked[i, PROB], asked[i, OUTCOME] = p, q, prob, accepted
+        asked[i, PROB], asked[i, OUTCOME] = prob, accepted
         if not accepted:
-            last, rounding = _replacement(rows[i], tops, law, 1.0, tokens[i], sampled[i], q_rows[i], q_law, seed, i, buffers)
+            last, rounding = _replacement(p, 1.0, q, tokens[i], sampled[i], noise_of(seed, i, 0, _REPLACE), buffers)
             return i, last, rounding, -1
-    last, bad = _bonus(rows[n], tops, settings, seed, n, split, buffers[0])
-    return n, last, 0, bad
+    return _bonus(rows[n], tops, settings, seed, n, split, buffers[0])
+
+
+@njit
+def block(rows, sampled, tokens, q_rows, settings, seed, split, asked):
+    """Keep the longest prefix whose coin succeeds, asked from the end; share[i] is w_i (rules/block.py)."""
+    n, groups = len(tokens), -(-rows.shape[1] // GROUP)
+    tops, q_tops = np.empty((n + 1, groups), np.int64), np.empty((n, groups), np.int64)
+    buffers, share, longest = np.empty((2, GROUP)), np.ones(n + 1), 0
+    nothing = Read(rows[0], tops[0], Law(0.0, 0.0, 1.0, LOWEST, EVERY))
+    p_read, q_read = [nothing for _ in range(n)], [nothing for _ in range(n)]
+    for i in range(n):
+        p, q, bad = _ask(i, rows, tops[i], sampled, tokens, q_rows, q_tops[i], settings, split, buffers, asked)
+        if bad >= 0:
+            return 0, _NONE, 0, bad
+        p_read[i], q_read[i] = p, q
+        owed = share[i] * asked[i, P]
+        share[i + 1] = 1.0 if owed >= asked[i, Q] else owed / asked[i, Q]
+        if share[i + 1] == 0.0:
+            break
+        longest = i + 1
+    for i in range(longest, 0, -1):
+        prob = share[n]
+        if i < n:
+            rest = _left_over_mass(p_read[i], share[i], q_read[i], tokens[i], sampled[i], buffers)
+            owed = rest + (1.0 - share[i])
+            prob = rest / owed if owed > 0.0 else 1.0
+        accepted = _coin(prob, noise_of(seed, i - 1, i - 1, _ACCEPT))
+        asked[i - 1, PROB], asked[i - 1, OUTCOME] = prob, accepted
+        if accepted:
+            break
+        longest = i - 1
+    if longest == n:
+        return _bonus(rows[n], tops[n], settings, seed, n, split, buffers[0])
+    p, q, noise = p_read[longest], q_read[longest], noise_of(seed, longest, 0, _REPLACE)
+    last, rounding = _replacement(p, share[longest], q, tokens[longest], sampled[longest], noise, buffers)
+    return longest, last, rounding, -1
+
+
+@njit
+def _ask(i, rows, tops, sampled, tokens, q_rows, q_tops, settings, split, buffers, asked):
+    """Read what judges node i and note p(x) and q(x): (p row, q row or p's again, bad row)."""
+    law, ok = row_law(rows[i], tops, settings, True, split, buffers[0])
+    p = q = Read(rows[i], tops, law)
+    bad = -1 if ok else i
+    asked[i, P], asked[i, Q] = probability(rows[i], tokens[i], law), 1.0
+    if ok and sampled[i]:
+        law, ok = row_law(q_rows[i], q_tops, settings, True, split, buffers[0])
+        q = Read(q_rows[i], q_tops, law)
+        asked[i, Q] = probability(q_rows[i], tokens[i], law) if ok else 0.0
+        bad = len(rows) + i if asked[i, Q] == 0.0 else -1
+    return p, q, bad
 
 
 @njit
@@ -118,82 +162,41 @@ def _coin(prob, noise):
 
 @njit
 def _bonus(words, tops, settings, seed, n, split, buffer):
+    """The verdict that accepts all n."""
     law, ok = row_law(words, tops, settings, False, split, buffer)
     if not ok:
-        return np.int64(-1), n
+        return n, _NONE, 0, n
     winner = np.empty(1, np.int64)
-    race(words, tops, law, np.int64(-1), noise_of(seed, n, 0, _REPLACE), winner, buffer)
-    return winner[0], -1
+    race(words, tops, law, _NONE, noise_of(seed, n, 0, _REPLACE), winner, buffer)
+    return n, winner[0], 0, -1
 
 
 @njit
-def _replacement(words, tops, law, share, token, sampled, q_words, q_law, seed, depth, buffers):
+def _replacement(p, share, q, token, sampled, noise, buffers):
     """A token from (share·p − q)₊, and 0; from p itself, and 1, where rounding left nothing of it."""
-    noise, winner = noise_of(seed, depth, 0, _REPLACE), np.empty(1, np.int64)
+    winner = np.empty(1, np.int64)
     if sampled:
-        winner[0] = race_left_over(words, tops, law, share, q_words, q_law, noise, buffers)
+        winner[0] = race_left_over(p, share, q, noise, buffers)
     else:
-        race(words, tops, law, np.int64(token), noise, winner, buffers[0])
+        race(p.words, p.tops, p.law, token, noise, winner, buffers[0])
     if winner[0] >= 0:
         return winner[0], 0
-    race(words, tops, law, np.int64(-1), noise, winner, buffers[0])
+    race(p.words, p.tops, p.law, _NONE, noise, winner, buffers[0])
     return winner[0], 1
 
 
 @njit
-def block(rows, sampled, tokens, q_rows, settings, seed, split, asked):
-    """Keep the longest prefix whose coin succeeds, from the end; see rules/block.py."""
-    n, groups = len(tokens), -(-rows.shape[1] // GROUP)
-    tops, q_tops = np.empty((n + 1, groups), np.int64), np.empty((n, groups), np.int64)
-    buffers, share, last_owed = np.empty((2, GROUP)), np.ones(n + 1), 0
-    laws = [Law(0.0, 0.0, 1.0, LOWEST, EVERY) for _ in range(n)]
-    q_laws = [Law(0.0, 0.0, 1.0, LOWEST, EVERY) for _ in range(n)]
-    for i in range(n):
-        laws[i], ok = row_law(rows[i], tops[i], settings, True, split, buffers[0])
-        if not ok:
-            return 0, np.int64(-1), 0, i
-        asked[i, P], asked[i, Q] = probability(rows[i], tokens[i], laws[i]), 1.0
-        if sampled[i]:
-            q_laws[i], ok = row_law(q_rows[i], q_tops[i], settings, True, split, buffers[0])
-            asked[i, Q] = probability(q_rows[i], tokens[i], q_laws[i]) if ok else 0.0
-            if asked[i, Q] == 0.0:
-                return 0, np.int64(-1), 0, n + 1 + i
-        owed = share[i] * asked[i, P]
-        share[i + 1] = 1.0 if owed >= asked[i, Q] else owed / asked[i, Q]
-        if share[i + 1] == 0.0:
-            break
-        last_owed = i + 1
-    for i in range(last_owed, -1, -1):
-        if i > 0:
-            prob = share[n]
-            if i < n:
-                rest = _left_over_mass(rows[i], tops[i], laws[i], share[i], tokens[i], sampled[i], q_rows[i], q_laws[i], buffers)
-                owed = rest + (1.0 - share[i])
-                prob = rest / owed if owed > 0.0 else 1.0
-            accepted = _coin(prob, noise_of(seed, i - 1, i - 1, _ACCEPT))
-            asked[i - 1, PROB], asked[i - 1, OUTCOME] = prob, accepted
-            if not accepted:
-                continue
-        if i == n:
-            last, bad = _bonus(rows[n], tops[n], settings, seed, n, split, buffers[0])
-            return n, last, 0, bad
-        last, rounding = _replacement(rows[i], tops[i], laws[i], share[i], tokens[i], sampled[i], q_rows[i], q_laws[i], seed, i, buffers)
-        return i, last, rounding, -1
-    return 0, np.int64(-1), 0, -1  # never: i = 0 always returns
-
-
-@njit
-def _left_over_mass(words, tops, law, share, token, sampled, q_words, q_law, buffers):
-    """Σ (share·p − q)₊."""
-    scale_p, total = share / law.mass, 0.0
-    for g in range(len(tops)):
-        if tops[g] >= law.floor:
+def _left_over_mass(p, share, q, token, sampled, buffers):
+    """Σ (share·p − q)₊; of a chosen token q is the point mass."""
+    total = 0.0
+    for g in range(len(p.tops)):
+        if p.tops[g] >= p.law.floor:
             if sampled:
-                n = left_over(words, g, law, scale_p, q_words, q_law, 1.0 / q_law.mass, buffers)
+                n = left_over(p, share, q, g, buffers)
                 total += buffers[0, :n].sum()
             else:
-                n = weights(words, g, law, buffers[0])
+                n = weights(p.words, g, p.law, buffers[0])
                 if token // GROUP == g:
                     buffers[0, token % GROUP] = 0.0
-                total += scale_p * buffers[0, :n].sum()
+                total += buffers[0, :n].sum() * (share / p.law.mass)
     return total

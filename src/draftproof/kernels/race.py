@@ -11,7 +11,7 @@ from numba import njit
 
 from ..chance import GROUP
 from .numeric import key_to_logit, power
-from .scan import weights
+from .scan import left_over, weights
 
 _LOW = np.uint64(0xFFFFFFFF)
 _NOBODY = np.int64(1) << 62
@@ -97,31 +97,20 @@ def race(words, tops, law, without, noise, ids, buffer):
 
 
 @njit
-def race_left_over(words, tops, law, share, q_words, q_law, noise, buffers):
-    """The winner under (share·p − q)₊, which need not be normalised; -1 if nothing is left.
+def race_left_over(p, share, q, noise, buffers):
+    """The winner under (share·p − q)₊ of two rows (scan.Read), which need not be normalised; -1 if nothing is left.
 
     No token weighs more than share·p, so q is read only where p could win.
     """
     ids, times = np.full(1, _NOBODY), np.full(1, np.inf)
-    scale_p, scale_q = share / law.mass, 1.0 / q_law.mass
-    begin = np.argmax(tops)
-    for turn in range(-1, len(tops)):
+    begin = np.argmax(p.tops)
+    for turn in range(-1, len(p.tops)):
         g = begin if turn < 0 else turn
-        if tops[g] < law.floor or turn == begin:
+        if p.tops[g] < p.law.floor or turn == begin:
             continue
         first, member = _first(g, noise)
-        most = scale_p * power((np.float64(key_to_logit(tops[g])) - law.peak) * law.scale)
+        most = power((np.float64(key_to_logit(p.tops[g])) - p.law.peak) * p.law.scale) * (share / p.law.mass)
         if first <= times[0] * most:
-            n = left_over(words, g, law, scale_p, q_words, q_law, scale_q, buffers)
+            n = left_over(p, share, q, g, buffers)
             _enter(g, n, buffers[0], first, member, noise, ids, times)
     return ids[0] if times[0] < np.inf else np.int64(-1)
-
-
-@njit
-def left_over(words, group, law, scale_p, q_words, q_law, scale_q, buffers):
-    """(scale_p·p − scale_q·q)₊ of a group into buffers[0]; returns how many tokens it has."""
-    n = weights(words, group, law, buffers[0])
-    weights(q_words, group, q_law, buffers[1])
-    for i in range(n):
-        buffers[0, i] = max(scale_p * buffers[0, i] - scale_q * buffers[1, i], 0.0)
-    return n

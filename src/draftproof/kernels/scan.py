@@ -29,6 +29,14 @@ class Law(NamedTuple):
     cut: int
 
 
+class Read(NamedTuple):
+    """A row that was read: its words, the largest key of each group, its law."""
+
+    words: np.ndarray
+    tops: np.ndarray
+    law: Law
+
+
 EVERY = np.int64(1) << 62  # a cut that no token is beyond
 
 
@@ -69,9 +77,7 @@ def pieces(words, tops, scale):
     peaks, weights = np.empty(_PIECES, np.int64), np.empty(_PIECES)
     broken = np.zeros(_PIECES, np.bool_)
     for i in prange(_PIECES):
-        peaks[i], weights[i], broken[i] = piece(
-            words, groups * i // _PIECES, groups * (i + 1) // _PIECES, tops, scale
-        )
+        peaks[i], weights[i], broken[i] = piece(words, groups * i // _PIECES, groups * (i + 1) // _PIECES, tops, scale)
     peak = peaks.max()
     height = np.float64(key_to_logit(peak))
     total = 0.0
@@ -108,6 +114,17 @@ def weights(words, group, law, out):
             k = np.int64(key(logit(part[i])))
             out[i] = out[i] if k > law.floor or (k == law.floor and start + i <= law.cut) else 0.0
     return len(part)
+
+
+@njit
+def left_over(p, share, q, group, buffers):
+    """(share·p − q)₊ of a group of two rows into buffers[0]; returns how many tokens it has."""
+    n = weights(p.words, group, p.law, buffers[0])
+    weights(q.words, group, q.law, buffers[1])
+    scale_p, scale_q = share / p.law.mass, 1.0 / q.law.mass
+    for i in range(n):
+        buffers[0, i] = max(scale_p * buffers[0, i] - scale_q * buffers[1, i], 0.0)
+    return n
 
 
 @njit

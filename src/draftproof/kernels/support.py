@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from ..chance import GROUP
-from .numeric import LOWEST, key, key_to_logit, logit, plus, power, wide
+from .numeric import key, key_to_logit, logit, plus, power, wide
 from .scan import EVERY, Law, weights
 
 _FEW = 512  # tokens that are put in order rather than narrowed down further

@@ -1,0 +1,108 @@
+"""The verify step at the pace of memory: the rules' decisions, from raw logits, for many requests at once.
+
+`decide` takes a batch and gives the verdicts that the rules in rules/ would, on the same chance: by Numba on a CPU, by
+plain torch on any other device. Which form runs is settled here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from .verdicts import Batch, Verdicts, seed_words, settings_of
+
+KERNELS = ("coupled", "token", "block")
+
+_SPLIT = 100_000  # tokens of a row that are worth waking the other threads for
+_MANY = 1 << 16  # logits of a batch, likewise
+
+
+def decide(rule: str, batch: Batch) -> Verdicts:
+    """The verdicts of `rule` (one of KERNELS) on every request.
+
+    A request with a row that holds no law (NaN, +inf, no finite logit; a sampled token without mass) has that row in
+    its `found`, and nothing else of it means anything.
+    """
+    if rule not in KERNELS:
+        raise ValueError(f"rule: {rule!r} has no kernel; those that have are {', '.join(KERNELS)}")
+    words = words_of(batch.logits)
+    if words is None:
+        from .plain import decide as plain
+
+        return plain(rule, batch)
+    import numba
+
+    from . import batch as compiled
+
+    q_words = words if batch.q_logits is None else words_of(batch.q_logits)
+    out = batch.answer(rule)
+    many = len(batch.layout) > 1 and words.size >= _MANY and numba.get_num_threads() > 1
+    given = KERNELS.index(rule), words, batch.layout, batch.nodes, q_words, batch.settings, batch.seeds
+    if many:
+        compiled.side_by_side(*given, out.path, out.asked, out.found)
+    else:
+        compiled.in_turn(*given, _splits(words), out.path, out.asked, out.found)
+    return out
+
+
+def draw(
+    logits: Any, settings: Any, seed: Any, depth: int, node: int, purpose: int, k: int = 1, with_p: bool = False
+) -> tuple[list[int], list[float]] | None:
+    """The first k tokens of one float32 row under its law, and their probabilities if asked; None if it holds no law.
+    The noise is that of `Key(seed[0], depth, purpose, node)`. Fewer than k come back if fewer have mass."""
+    from . import batch as compiled
+
+    words = words_of(logits)
+    ids, found = np.empty(k, np.int64), np.empty(k if with_p else 0)
+    ok = compiled.draw(
+        words, np.array(settings), np.array(seed, np.uint64), depth, node, purpose, _splits(words), ids, found
+    )
+    return (ids[ids >= 0].tolist(), found.tolist()) if ok else None
+
+
+def words_of(logits: Any) -> np.ndarray | None:
+    """float32 or bfloat16 on the CPU -> its bits as integers, without a copy if it lies in order; None elsewhere."""
+    if isinstance(logits, np.ndarray):
+        return np.ascontiguousarray(logits, np.float32).view(np.int32)
+    if logits.device.type != "cpu":
+        return None
+    torch: Any = sys.modules["torch"]
+    if logits.dtype == torch.bfloat16:
+        return logits.detach().contiguous().view(torch.int16).numpy()
+    return logits.detach().to(torch.float32).contiguous().view(torch.int32).numpy()
+
+
+def _splits(words: np.ndarray) -> bool:
+    import numba
+
+    return words.shape[-1] >= _SPLIT and numba.get_num_threads() > 1
+
+
+def use_threads(count: int) -> None:
+    """As many threads as this, or as the machine gives."""
+    import numba
+
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+
+
+def warm() -> None:
+    """Compile what is not on disk yet, and load the rest: no request waits for it then."""
+    from . import batch as compiled
+
+    compiled.warm()
+
+
+__all__ = [
+    "KERNELS",
+    "Batch",
+    "Verdicts",
+    "decide",
+    "draw",
+    "seed_words",
+    "settings_of",
+    "use_threads",
+    "warm",
+    "words_of",
+]

@@ -1,0 +1,118 @@
+"""The kernels behind the contracts of the loop: a law that is not computed, a chance that draws from it, and rules.
+
+`RawLaw` stands where a row of probabilities would. Whoever indexes it or makes an array of it gets the probabilities;
+`KernelChance` and the fused rules read its logits and never need them. So the loop, the drafters and any rule without
+a kernel work on it as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..base import Draft, Key, Law, Row, Rule, Verdict
+from ..chance import PhiloxChance
+from ..rules import rule_named
+from ..rules.needs import require
+from ..sampling import SamplingParams, law_of
+from . import KERNELS, Batch, decide, draw, seed_words, settings_of
+
+
+@dataclass(slots=True)
+class RawLaw:
+    """The law of one row of logits [v] (float32) after `history`."""
+
+    logits: np.ndarray
+    history: Sequence[int]
+    params: SamplingParams
+    settings: tuple[float, float, float, float]
+    _dense: np.ndarray | None = None
+    _known: dict[int, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def __getitem__(self, token: int) -> float:
+        return self._known[token] if token in self._known else float(self.dense()[token])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.dense(), dtype)
+
+    def dense(self) -> np.ndarray:
+        """The probabilities. A ValueError that names the position if the row holds no law."""
+        if self._dense is None:
+            self._dense = law_of(self.params)(self.logits, self.history)
+        return self._dense
+
+    def pick(self, seed: int, sample: int, key: Key, k: int) -> tuple[int, ...]:
+        drawn = draw(
+            self.logits, self.settings, seed_words(key.root, sample, seed), key.depth, key.node, key.purpose, k, True
+        )
+        if drawn is None:
+            self.dense()  # says what is wrong
+            raise ValueError(f"logits: the row after {len(self.history)} tokens holds no law")
+        ids, p = drawn
+        if len(ids) < k:
+            raise ValueError(f"weights: {len(ids)} positive of {len(self)} at {key}, cannot pick {k}")
+        self._known.update(zip(ids, p, strict=True))
+        return tuple(ids)
+
+
+def raw_law_of(params: SamplingParams) -> Law:
+    """`sampling.law_of`, not computed until somebody asks."""
+    return partial(RawLaw, params=params, settings=settings_of(params))
+
+
+class KernelChance:
+    """`PhiloxChance`, which draws from a `RawLaw` without making its probabilities."""
+
+    def __init__(self, seed: int, sample: int = 0) -> None:
+        self.inner = PhiloxChance(seed, sample)
+
+    def uniform(self, key: Key) -> float:
+        return self.inner.uniform(key)
+
+    def coin(self, prob: Any, key: Key) -> bool:
+        return self.inner.coin(prob, key)
+
+    def pick(self, weights: Row | RawLaw, key: Key, k: int = 1) -> tuple[int, ...]:
+        if isinstance(weights, RawLaw):
+            return weights.pick(self.inner.seed, self.inner.sample, key, k)
+        return self.inner.pick(weights, key, k)
+
+
+def fused(name: str, params: SamplingParams, *, allow_lossy: bool = False) -> Rule:
+    """The rule of that name under `params`, by its kernel if it has one."""
+    rule = rule_named(name, allow_lossy=allow_lossy)
+    return partial(_verify, name, rule, params) if name in KERNELS else rule
+
+
+def _verify(name: str, rule: Rule, params: SamplingParams, draft: Draft, rows: Any, chance: Any) -> Verdict:
+    q_logits = _q_logits(draft) if name != "coupled" else None
+    if not isinstance(chance, KernelChance) or (q_logits is None and name != "coupled" and draft.rows):
+        return rule(draft, rows, chance)
+    require(draft, name)
+    batch = Batch.of(draft, rows.logits, params, chance.inner.seed, chance.inner.sample, q_logits)
+    verdicts = decide(name, batch)
+    bad = int(verdicts.found[0, 3])
+    if bad >= 0:
+        return rule(draft, rows, chance)  # the rule says what is wrong, and where
+    return verdicts.verdict(0, partial(_q, draft))
+
+
+def _q(draft: Draft, node: int) -> Any:
+    law = draft.law(node)
+    return 1 if law is None else law[draft.tokens[node]]
+
+
+def _q_logits(draft: Draft) -> np.ndarray | None:
+    """The logits that the nodes were sampled from, one row each; None where a law is not raw, or none was sampled."""
+    laws: list[Any] = [draft.law(node) for node in range(len(draft))]
+    raw = [law.logits for law in laws if isinstance(law, RawLaw)]
+    if not raw or len(raw) < sum(law is not None for law in laws):
+        return None
+    return np.stack([raw[0] if law is None else law.logits for law in laws])

@@ -1,0 +1,118 @@
+"""What the kernels take and give, as arrays: a batch of requests in, a verdict for each out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Integer, UInt64
+
+from ..base import ROOT, Draft, Key, Last, Purpose, Test, Verdict, token_key
+from ..sampling import SamplingParams
+from ..trees import children
+
+P, Q, PROB, OUTCOME = 0, 1, 2, 3  # columns of `asked`; outcome 1: accepted, 0: refused, NaN: not asked
+
+
+def settings_of(params: SamplingParams) -> tuple[float, float, float, float]:
+    """temperature, top_k (0: off), top_p, log min_p: what a kernel knows of a request's sampling."""
+    return params.temperature, max(params.top_k, 0), params.top_p, math.log(params.min_p) if params.min_p else -math.inf
+
+
+def seed_words(root: int, sample: int, seed: int) -> tuple[int, int, int, int]:
+    """What a kernel knows of a request's chance: committed tokens, sample index, low and high word of the seed."""
+    return root, sample, seed & 0xFFFFFFFF, seed >> 32
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B requests with N drafted tokens in all, and the rows of logits that judge them.
+
+    logits: [R, V], float32 or bfloat16, NumPy's or torch's on any device. layout: for each request its first row of
+    logits (it has one more than drafted tokens), its first node, and how many tokens it has drafted. nodes: token,
+    parent (within the request, -1: the last committed token), and whether it was sampled. settings, seeds: one
+    `settings_of` and one `seed_words` a request. q_logits: [N, V], row i the logits that node i was sampled from, under
+    the same settings; None if none was, or the rule is coupled.
+    """
+
+    logits: Any
+    layout: Integer[np.ndarray, "b 3"]
+    nodes: Integer[np.ndarray, "n 3"]
+    settings: Float[np.ndarray, "b 4"]
+    seeds: UInt64[np.ndarray, "b 4"]
+    q_logits: Any = None
+
+    @classmethod
+    def of(cls, draft: Draft, logits: Any, params: SamplingParams, seed: int, sample: int, q_logits: Any) -> Batch:
+        """One request."""
+        nodes = np.zeros((len(draft), 3), np.int64)
+        nodes[:, 0], nodes[:, 1] = draft.tokens, draft.parents
+        if q_logits is not None:
+            nodes[:, 2] = [draft.law(node) is not None for node in range(len(draft))]
+        return cls(
+            logits,
+            np.array([[0, 0, len(draft)]]),
+            nodes,
+            np.array([settings_of(params)]),
+            np.array([seed_words(draft.root, sample, seed)], np.uint64),
+            q_logits,
+        )
+
+    def answer(self, rule: str) -> Verdicts:
+        """To be filled in."""
+        n = len(self.nodes)
+        found = np.zeros((len(self.layout), 4), np.int64)
+        return Verdicts(rule, self, found, np.zeros(n, np.int64), np.full((n, 4), np.nan))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """found: for each request how many nodes were accepted, the token after them, how often rounding emptied a
+    residual, and which row holds no law (-1: none; rows of q count on from those of p). path: the accepted nodes of
+    each request, where a rule takes trees. asked: p, q, prob and outcome of each node."""
+
+    rule: str
+    batch: Batch
+    found: Integer[np.ndarray, "b 4"]
+    path: Integer[np.ndarray, " n"]
+    asked: Float[np.ndarray, "n 4"]
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    @property
+    def accepted(self) -> Integer[np.ndarray, " b"]:
+        return self.found[:, 0]
+
+    def verdict(self, b: int, q: Callable[[int], Any] = lambda node: 1) -> Verdict:
+        """Request b's as the rules give it. q(node): what to note as q(x) where the rule did not look (coupled)."""
+        _, at, n = self.batch.layout[b].tolist()
+        accepted, last_token, rounding, _ = self.found[b].tolist()
+        tokens, parents, _ = self.batch.nodes[at : at + n].T.tolist()
+        trees = self.rule == "coupled"
+        path = self.path[at : at + accepted].tolist() if trees else list(range(accepted))
+        tests = self._walk(b, path, parents, q) if trees else self._chain(b)
+        refused = children(parents, path[-1] if path else ROOT)
+        last: Last = "replacement" if refused else "bonus" if path else "target"
+        return Verdict(tuple(path), (*(tokens[node] for node in path), last_token), last, tuple(tests), rounding)
+
+    def _walk(self, b: int, path: list[int], parents: list[int], q: Callable[[int], Any]) -> Iterator[Test]:
+        """The coupled rule's questions: at each node of the path its children in order, up to the one that agreed."""
+        _, at, n = self.batch.layout[b].tolist()
+        root, asked = int(self.batch.seeds[b, 0]), self.asked[at : at + n].tolist()
+        for depth, node in enumerate([ROOT, *path]):
+            for child in children(parents, node):
+                p, _, _, outcome = asked[child]
+                if outcome == outcome:
+                    yield Test(child, token_key(root + depth), p, q(child), None, outcome == 1)
+
+    def _chain(self, b: int) -> Iterator[Test]:
+        _, at, n = self.batch.layout[b].tolist()
+        root, asked = int(self.batch.seeds[b, 0]), self.asked[at : at + n].tolist()
+        for i in range(n) if self.rule == "token" else reversed(range(n)):
+            p, q, prob, outcome = asked[i]
+            if outcome == outcome:  # not NaN
+                yield Test(i, Key(root, i, Purpose.ACCEPT, i), p, q, prob, outcome == 1)
