@@ -97,8 +97,8 @@ class PhiloxChance:
         self.seed, self.sample = seed, sample
         self._key = (seed & 0xFFFFFFFF, seed >> 32)
 
-    def _counter(self, key: Key) -> tuple[int, int, int]:
-        """Words 1 to 3."""
+    def counter(self, key: Key) -> tuple[int, int, int]:
+        """Words 1 to 3 of the counter of a key's blocks."""
         if not (0 <= key.root < 2**32 and 0 <= key.depth < 2**16 and 0 <= key.node < 2**16):
             raise ValueError(f"key: {key} does not fit the counter (root below 2**32, depth and node below 2**16)")
         return key.root, key.depth << 16 | key.node, self.sample << 2 | key.purpose
@@ -106,11 +106,11 @@ class PhiloxChance:
     def _blocks(self, key: Key, lanes: Integer[np.ndarray, " n"]) -> UInt32[np.ndarray, "4 n"]:
         counter = np.empty((4, len(lanes)), np.uint32)
         counter[0] = lanes
-        counter[1:] = np.array(self._counter(key), np.uint32)[:, None]
+        counter[1:] = np.array(self.counter(key), np.uint32)[:, None]
         return philox4x32(counter, self._key)
 
     def uniform(self, key: Key) -> float:
-        low, high, _, _ = _philox_once((0, *self._counter(key)), self._key)
+        low, high, _, _ = _philox_once((0, *self.counter(key)), self._key)
         return ((high << 32 | low) // 2**12 + 0.5) * 2.0**-52
 
     def coin(self, prob: float, key: Key) -> bool:

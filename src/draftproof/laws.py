@@ -6,6 +6,7 @@ proofs, through the same lines of code.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -48,17 +49,17 @@ def warp(
         raise ValueError(f"logits: the row's largest entry is {peak} (token {best}); it must be finite")
     if temperature == 0:
         return one_hot(best, len(logits))
-    row = logits.astype(np.float64)
-    row -= peak
+    below = logits.astype(np.float64)
+    below -= peak
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the peak to −inf, as it should
-        row /= temperature
-    np.exp(row, out=row)
+        below /= temperature
+    row = np.exp(below)
     if 0 < top_k < len(row):
-        _keep_only(row, leading(row, top_k))
+        _keep_only(row, leading(logits, top_k))
     if top_p < 1:
-        _keep_only(row, _nucleus(row, top_p))
+        _keep_only(row, _nucleus(logits, row, top_p))
     if min_p > 0:
-        row[row < min_p * row.max()] = 0.0
+        row[below < math.log(min_p)] = 0.0
     row /= row.sum()
     return row
 
@@ -78,12 +79,12 @@ def leading(row: np.ndarray, k: int) -> np.ndarray:
     return pool[np.argsort(-row[pool], kind="stable")][:k]
 
 
-def _nucleus(row: np.ndarray, top_p: float) -> np.ndarray:
-    """Ids of the shortest falling prefix whose mass reaches top_p of the row's mass; at least one."""
+def _nucleus(logits: np.ndarray, row: np.ndarray, top_p: float) -> np.ndarray:
+    """Ids of the shortest prefix, by falling logit, whose mass in `row` reaches top_p of it all; at least one."""
     goal = top_p * row.sum()
     k = 64
     while True:
-        ids = leading(row, k)
+        ids = leading(logits, k)
         reached = np.cumsum(row[ids]) >= goal
         if reached.any():
             return ids[: int(np.argmax(reached)) + 1]

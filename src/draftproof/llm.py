@@ -15,14 +15,15 @@ import torch
 from jinja2 import TemplateError
 
 from .base import Drafter, Step
-from .chance import PhiloxChance
 from .commit import Output
 from .control import Fixed
 from .drafters import ModelDrafter, NGramDrafter, NoDrafter
+from .kernels import use_threads, warm
+from .kernels.lazy import KernelChance, fused, raw_law_of
 from .loop import decode
 from .models.load import Loaded, load
-from .rules import LOSSY, rule_named
-from .sampling import SamplingParams, check_integer, law_of
+from .rules import LOSSY
+from .sampling import SamplingParams, check_integer
 from .speculation import SpeculativeConfig
 from .stats import Stats
 from .text import IncrementalText
@@ -89,10 +90,12 @@ class LLM:
         if threads is not None:
             check_integer("threads", threads, lambda n: 1 <= n <= 1024, "in 1 .. 1024")
             torch.set_num_threads(threads)
+            use_threads(threads)
         speculation = SpeculativeConfig.of({"method": "none"} if speculative_config is None else speculative_config)
         self._load = partial(load, dtype=dtype, device=device, cache_dir=cache_dir, notify=notify)
         self.exact = exact
         began = time.perf_counter()
+        warm(notify)
         self.loaded = self._load(model, exact=exact)
         self._speculate(speculation)
         self.load_seconds = time.perf_counter() - began
@@ -226,9 +229,9 @@ class Generation:
             target=llm.loaded.target,
             drafter=llm.drafter(),
             controller=Fixed(llm.speculation.num_speculative_tokens),
-            rule=rule_named(llm.speculation.verify, allow_lossy=llm.speculation.allow_lossy),
-            law=law_of(params),
-            chance=PhiloxChance(params.seed),
+            rule=fused(llm.speculation.verify, params, allow_lossy=llm.speculation.allow_lossy),
+            law=raw_law_of(params),
+            chance=KernelChance(params.seed),
         )
 
     def __iter__(self) -> Iterator[Delta]:

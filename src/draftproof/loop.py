@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
+import numpy as np
+
 from .base import Chance, Context, Controller, Draft, Drafter, Feed, Law, Load, Row, Rule, Scores, Step, Target
 from .commit import Output, commit
 from .trees import path_to
@@ -61,6 +63,11 @@ class LazyRows(Sequence[Row]):
     def __init__(self, draft: Draft, scores: Scores, law: Law, history: Sequence[int]) -> None:
         self._draft, self._scores, self._law, self._history = draft, scores, law, history
         self._known: dict[int, Row] = {}
+
+    @property
+    def logits(self) -> np.ndarray:
+        """What the laws are made of, [nodes + 1, v]: a kernel starts from these."""
+        return self._scores.logits
 
     def __len__(self) -> int:
         return len(self._draft) + 1

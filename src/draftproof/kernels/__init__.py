@@ -7,6 +7,7 @@ plain torch on any other device. Which form runs is settled here and nowhere els
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def words_of(logits: Any) -> np.ndarray | None:
     return logits.detach().to(torch.float32).contiguous().view(torch.int32).numpy()
 
 
-def _splits(words: np.ndarray) -> bool:
+def _splits(words: Any) -> bool:
     import numba
 
     return words.shape[-1] >= _SPLIT and numba.get_num_threads() > 1
@@ -84,13 +85,17 @@ def use_threads(count: int) -> None:
     """As many threads as this, or as the machine gives."""
     import numba
 
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+    config: Any = numba.config
+    numba.set_num_threads(min(count, config.NUMBA_NUM_THREADS))
 
 
-def warm() -> None:
-    """Compile what is not on disk yet, and load the rest: no request waits for it then."""
+def warm(notify: Callable[[str], None] = lambda message: None) -> None:
+    """Load the compiled kernels from disk, or compile them, which takes a minute once: no request waits for it then."""
     from . import batch as compiled
+    from . import cached
 
+    if not cached.known():
+        notify("Compiling the verification kernels once")
     compiled.warm()
 
 

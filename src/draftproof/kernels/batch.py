@@ -8,10 +8,10 @@ seeds: root, sample, low and high word of the seed. verdicts: accepted, last tok
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from ..chance import GROUP
-from .cached import kernel
+from .cached import kernel, njit
 from .decide import block, coupled, noise_of, row_law, token
 from .race import race
 from .scan import probability

@@ -7,15 +7,29 @@ one must never outlive a change in any of them.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+import numba
+import numba.extending
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from platformdirs import user_cache_path
+
+
+def njit(function: Callable | None = None, **options: Any) -> Any:
+    """numba.njit of the function as it is written, whatever a test run's import hook has wrapped around it."""
+    if function is None:
+        return partial(njit, **options)
+    return numba.njit(**options)(inspect.unwrap(function))
+
+
+def intrinsic(function: Callable) -> Any:
+    return numba.extending.intrinsic(inspect.unwrap(function))
+
 
 _SOURCES = ("../chance.py", *(f"{name}.py" for name in ("numeric", "scan", "support", "race", "decide", "batch")))
 
@@ -29,6 +43,15 @@ def _stamp() -> str:
     return digest.hexdigest()[:16]
 
 
+def _folder() -> Path:
+    return user_cache_path("draftproof") / "kernels" / _stamp()
+
+
+def known() -> bool:
+    """Whether these very kernels have been compiled on this machine."""
+    return any(_folder().glob("*.nbc"))
+
+
 class _Locator:
     """What numba asks of a locator: where the files are, what they depend on, and what tells functions apart."""
 
@@ -36,7 +59,7 @@ class _Locator:
         self._line = line
 
     def get_cache_path(self) -> str:
-        return str(user_cache_path("draftproof") / "kernels" / _stamp())
+        return str(_folder())
 
     def ensure_cache_path(self) -> None:
         path = Path(self.get_cache_path())
@@ -71,8 +94,8 @@ def kernel(parallel: bool = False) -> Callable[[Callable], Any]:
     """njit for the functions that Python calls."""
 
     def compiled(function: Callable) -> Any:
-        dispatcher: Any = njit(parallel=parallel, nogil=True)(function)
-        dispatcher._cache = _Cache(function)
+        dispatcher = njit(function, parallel=parallel, nogil=True)
+        dispatcher._cache = _Cache(dispatcher.py_func)
         return dispatcher
 
     return compiled

@@ -8,9 +8,9 @@ nodes the path has, the token after it, how often rounding alone emptied a resid
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from ..chance import GROUP
+from .cached import njit
 from .numeric import LOWEST, key_to_logit
 from .race import race, race_left_over, uniform
 from .scan import EVERY, Law, Read, first_with, left_over, piece, pieces, probability, weights

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import types
+
+from .cached import intrinsic, njit
 
 LOWEST = np.int64(-(1 << 31))  # below the key of any number
 _INFINITY = np.int32(0x7F800000)

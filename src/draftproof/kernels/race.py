@@ -7,9 +7,9 @@ the leader; a token of it only if it would be at that very moment.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from ..chance import GROUP
+from .cached import njit
 from .numeric import key_to_logit, power
 from .scan import left_over, weights
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from ..chance import GROUP
+from .cached import njit
 from .numeric import LOWEST, key, key_to_logit, logit, mass, power, skim, top
 
 _HEAVY = -8.0  # log2: groups whose largest token has more than this share of the peak's weight are added in float64
@@ -25,8 +26,8 @@ class Law(NamedTuple):
     peak: float
     scale: float
     mass: float
-    floor: int
-    cut: int
+    floor: np.int64
+    cut: np.int64
 
 
 class Read(NamedTuple):

@@ -9,9 +9,9 @@ token lies below are not read, so a sharp law costs next to nothing.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from ..chance import GROUP
+from .cached import njit
 from .numeric import key, key_to_logit, logit, plus, power, wide
 from .scan import EVERY, Law, weights
 
