@@ -12,7 +12,7 @@ from numba import prange
 
 from ..chance import GROUP
 from .cached import kernel, njit
-from .decide import block, coupled, noise_of, row_law, token
+from .decide import block, coupled, noise_of, read, token
 from .race import race
 from .scan import probability
 
@@ -52,16 +52,16 @@ def side_by_side(rule, words, layout, nodes, q_words, settings, seeds, path, ask
 
 @kernel()
 def draw(words, settings, seed, depth, node, purpose, split, ids, found):
-    """The first len(ids) tokens of one row under its law, for drafters and plain decoding. found: their p, if asked
-    for by its length; then the law: peak, scale, mass, floor, cut. Returns whether the row holds a law."""
+    """The first len(ids) tokens of one row under its law, for drafters and plain decoding. found: their p, or empty
+    if nobody asks. Returns whether the row holds a law."""
     tops, buffer = np.empty(-(-len(words) // GROUP), np.int64), np.empty(GROUP)
     how = (settings[0], np.int64(settings[1]), settings[2], settings[3])
-    law, ok = row_law(words, tops, how, len(found) > 0, split, buffer)
+    p, ok = read(words, tops, how, len(found) > 0, split, buffer)
     if ok:
         who = (seed[0], seed[1], seed[2], seed[3])
-        race(words, tops, law, np.int64(-1), noise_of(who, depth, node, purpose), ids, buffer)
+        race(p, 1.0, p, False, np.int64(-1), noise_of(who, depth, node, purpose), ids)
         for i in range(min(len(ids), len(found))):
-            found[i] = probability(words, ids[i], law) if ids[i] >= 0 else 0.0
+            found[i] = probability(p, ids[i]) if ids[i] >= 0 else 0.0
     return ok
 
 

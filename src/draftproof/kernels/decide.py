@@ -11,9 +11,9 @@ import numpy as np
 
 from ..chance import GROUP
 from .cached import njit
-from .numeric import LOWEST, key_to_logit
-from .race import race, race_left_over, uniform
-from .scan import EVERY, Law, Read, first_with, left_over, piece, pieces, probability, weights
+from .numeric import LOWEST, key_to_logit, total
+from .race import race, uniform
+from .scan import EVERY, Law, Read, first_with, left_over_mass, piece, pieces, probability, weights
 from .support import truncated
 
 _NONE = np.int64(-1)
@@ -23,9 +23,9 @@ P, Q, PROB, OUTCOME = 0, 1, 2, 3  # columns of `asked`; outcome 1 accepted, 0 re
 
 
 @njit
-def row_law(words, tops, settings, with_mass, split, buffer):
-    """(law, whether there is one) of a row. settings: temperature, top_k, top_p, log min_p. Without `with_mass` the
-    law's mass may be left at 1: a race needs none. split: all threads share this row."""
+def read(words, tops, settings, with_mass, split, buffer):
+    """(the row with its law, whether it has one). settings: temperature, top_k, top_p, log min_p. Without `with_mass`
+    the law's mass may be left at 1: a race needs none. split: all threads share this row."""
     temperature, top_k, top_p, log_min_p = settings
     cuts_number = 0 < top_k < len(words)
     cuts = cuts_number or top_p < 1.0 or log_min_p > -np.inf
@@ -38,12 +38,12 @@ def row_law(words, tops, settings, with_mass, split, buffer):
     height = np.float64(key_to_logit(peak))
     law = Law(height, scale, mass if pace > 0.0 else 1.0, LOWEST, EVERY)
     if broken or not np.isfinite(height):
-        return law, False
+        return Read(words, tops, law), False
     if scale == 0.0:
-        return Law(height, 0.0, 1.0, peak, first_with(words, tops, peak)), True
+        return Read(words, tops, Law(height, 0.0, 1.0, peak, first_with(words, tops, peak))), True
     if cuts:
         law = truncated(words, tops, law, temperature, top_k, top_p, log_min_p, buffer)
-    return law, True
+    return Read(words, tops, law), True
 
 
 @njit
@@ -57,30 +57,36 @@ def noise_of(seed, depth, node, purpose):
 def coupled(rows, parents, tokens, settings, seed, split, path, asked):
     """Walk along the target's own samples. path: the nodes accepted."""
     n, groups = len(tokens), -(-rows.shape[1] // GROUP)
-    tops, buffer, winner = np.empty(groups, np.int64), np.empty(GROUP), np.empty(1, np.int64)
+    tops, buffer = np.empty(groups, np.int64), np.empty(GROUP)
     node, depth = -1, 0
     while True:
-        words = rows[node + 1]
         child = node + 1
         while child < n and parents[child] != node:
             child += 1
-        law, ok = row_law(words, tops, settings, child < n, split, buffer)
+        p, ok = read(rows[node + 1], tops, settings, child < n, split, buffer)
         if not ok:
             return depth, _NONE, 0, node + 1
         position = (seed[0] + np.uint64(depth), seed[1], seed[2], seed[3])
-        race(words, tops, law, _NONE, noise_of(position, 0, 0, _TOKEN), winner, buffer)
+        y = draw(p, noise_of(position, 0, 0, _TOKEN))
         match = -1
         while child < n and match < 0:
             if parents[child] == node:
-                hit = tokens[child] == winner[0]
-                asked[child, P] = probability(words, tokens[child], law)
-                asked[child, OUTCOME] = 1.0 if hit else 0.0
-                match = child if hit else -1
+                asked[child, P] = probability(p, tokens[child])
+                asked[child, OUTCOME] = 1.0 if tokens[child] == y else 0.0
+                match = child if tokens[child] == y else -1
             child += 1
         if match < 0:
-            return depth, winner[0], 0, -1
+            return depth, y, 0, -1
         path[depth] = match
         node, depth = match, depth + 1
+
+
+@njit
+def draw(p, noise):
+    """One token under p's law."""
+    winner = np.empty(1, np.int64)
+    race(p, 1.0, p, False, _NONE, noise, winner)
+    return winner[0]
 
 
 @njit
@@ -96,7 +102,7 @@ def token(rows, sampled, tokens, q_rows, settings, seed, split, asked):
         accepted = _coin(prob, noise_of(seed, i, i, _ACCEPT))
         asked[i, PROB], asked[i, OUTCOME] = prob, accepted
         if not accepted:
-            last, rounding = _replacement(p, 1.0, q, tokens[i], sampled[i], noise_of(seed, i, 0, _REPLACE), buffers)
+            last, rounding = _replacement(p, 1.0, q, tokens[i], sampled[i], noise_of(seed, i, 0, _REPLACE))
             return i, last, rounding, -1
     return _bonus(rows[n], tops, settings, seed, n, split, buffers[0])
 
@@ -133,23 +139,22 @@ def block(rows, sampled, tokens, q_rows, settings, seed, split, asked):
     if longest == n:
         return _bonus(rows[n], tops[n], settings, seed, n, split, buffers[0])
     p, q, noise = p_read[longest], q_read[longest], noise_of(seed, longest, 0, _REPLACE)
-    last, rounding = _replacement(p, share[longest], q, tokens[longest], sampled[longest], noise, buffers)
+    last, rounding = _replacement(p, share[longest], q, tokens[longest], sampled[longest], noise)
     return longest, last, rounding, -1
 
 
 @njit
 def _ask(i, rows, tops, sampled, tokens, q_rows, q_tops, settings, split, buffers, asked):
     """Read what judges node i and note p(x) and q(x): (p row, q row or p's again, bad row)."""
-    law, ok = row_law(rows[i], tops, settings, True, split, buffers[0])
-    p = q = Read(rows[i], tops, law)
-    bad = -1 if ok else i
-    asked[i, P], asked[i, Q] = probability(rows[i], tokens[i], law), 1.0
-    if ok and sampled[i]:
-        law, ok = row_law(q_rows[i], q_tops, settings, True, split, buffers[0])
-        q = Read(q_rows[i], q_tops, law)
-        asked[i, Q] = probability(q_rows[i], tokens[i], law) if ok else 0.0
-        bad = len(rows) + i if asked[i, Q] == 0.0 else -1
-    return p, q, bad
+    p, ok = read(rows[i], tops, settings, True, split, buffers[0])
+    if not ok:
+        return p, p, i
+    asked[i, P], asked[i, Q] = probability(p, tokens[i]), 1.0
+    if not sampled[i]:
+        return p, p, -1
+    q, ok = read(q_rows[i], q_tops, settings, True, split, buffers[0])
+    asked[i, Q] = probability(q, tokens[i]) if ok else 0.0
+    return p, q, len(rows) + i if asked[i, Q] == 0.0 else -1
 
 
 @njit
@@ -163,40 +168,32 @@ def _coin(prob, noise):
 @njit
 def _bonus(words, tops, settings, seed, n, split, buffer):
     """The verdict that accepts all n."""
-    law, ok = row_law(words, tops, settings, False, split, buffer)
+    p, ok = read(words, tops, settings, False, split, buffer)
     if not ok:
         return n, _NONE, 0, n
-    winner = np.empty(1, np.int64)
-    race(words, tops, law, _NONE, noise_of(seed, n, 0, _REPLACE), winner, buffer)
-    return n, winner[0], 0, -1
+    return n, draw(p, noise_of(seed, n, 0, _REPLACE)), 0, -1
 
 
 @njit
-def _replacement(p, share, q, token, sampled, noise, buffers):
+def _replacement(p, share, q, token, sampled, noise):
     """A token from (share·p − q)₊, and 0; from p itself, and 1, where rounding left nothing of it."""
     winner = np.empty(1, np.int64)
-    if sampled:
-        winner[0] = race_left_over(p, share, q, noise, buffers)
-    else:
-        race(p.words, p.tops, p.law, token, noise, winner, buffers[0])
+    race(p, share, q, sampled != 0, _NONE if sampled else token, noise, winner)
     if winner[0] >= 0:
         return winner[0], 0
-    race(p.words, p.tops, p.law, _NONE, noise, winner, buffers[0])
-    return winner[0], 1
+    return draw(p, noise), 1
 
 
 @njit
 def _left_over_mass(p, share, q, token, sampled, buffers):
     """Σ (share·p − q)₊; of a chosen token q is the point mass."""
-    total = 0.0
+    if sampled:
+        return left_over_mass(p, share, q, buffers)
+    mass = 0.0
     for g in range(len(p.tops)):
         if p.tops[g] >= p.law.floor:
-            if sampled:
-                n = left_over(p, share, q, g, buffers)
-                total += buffers[0, :n].sum()
-            else:
-                n = weights(p.words, g, p.law, buffers[0])
-                if token // GROUP == g:
-                    buffers[0, token % GROUP] = 0.0
-                total += buffers[0, :n].sum() * (share / p.law.mass)
-    return total
+            n = weights(p.words, g, p.law, buffers[0])
+            if token // GROUP == g:
+                buffers[0, token % GROUP] = 0.0
+            mass += total(buffers[0], n)
+    return mass * (share / p.law.mass)

@@ -2,6 +2,8 @@
 
 A row of logits reaches the kernels as words: int32 for the bits of float32, int16 for those of bfloat16 (its upper
 half). NumPy knows no bfloat16, integers compare in any order that a vector unit likes, and NaN cannot hide among them.
+
+Loops run over unsigned numbers: an index that might count from the end does not make vectors.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from numba import types
 from .cached import intrinsic, njit
 
 LOWEST = np.int64(-(1 << 31))  # below the key of any number
+BLOCK = 64  # tokens that are looked at together when few are wanted
 _INFINITY = np.int32(0x7F800000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
@@ -137,38 +140,76 @@ def _power32(x):
 
 
 @njit
-def top(words):
+def top(words, start, stop):
     """The largest key of a piece of a row, and whether a NaN is in it."""
     wide()
     largest, magnitude = np.int32(LOWEST), np.int32(0)
-    for i in range(len(words)):
+    for i in range(np.uint64(start), np.uint64(stop)):
         x = logit(words[i])
         largest = max(largest, key(x))
         magnitude = max(magnitude, _bitcast(x, np.int32(0)) & _MAGNITUDE)
     return np.int64(largest), magnitude > _INFINITY
 
 
+@njit
+def total(values, count):
+    """Σ values[:count], in vectors."""
+    wide()
+    out = 0.0
+    for i in range(np.uint64(count)):
+        out = plus(out, values[i])
+    return out
+
+
+@njit
+def any_at_least(words, start, stop, lowest):
+    """Whether one of words[start:stop] has this key or a larger one."""
+    wide()
+    found = 0
+    for i in range(np.uint64(start), np.uint64(stop)):
+        found += key(logit(words[i])) >= lowest
+    return found > 0
+
+
 @njit(fastmath={"contract"})
-def mass(words, peak, scale):
+def mass(words, start, stop, peak, scale):
     """Σ 2^((x − peak)·scale)."""
     wide()
     total = 0.0
-    for i in range(len(words)):
+    for i in range(np.uint64(start), np.uint64(stop)):
         total = plus(total, power((np.float64(logit(words[i])) - peak) * scale))
     return total
 
 
 @njit(fastmath={"contract"})
-def skim(words, peak, scale):
+def skim(words, start, stop, peak, scale):
     """`top` and, in float32, `mass` of a piece in one pass: NaN if there is one in it, garbage if its top is beyond
     `peak`. Its relative error is some 1e-7, good enough for a piece that weighs little."""
     wide()
     peak32, scale32 = np.float32(peak), np.float32(scale)
     rest32 = np.float32(scale - np.float64(scale32))  # what rounding takes from the scale would bend all alike
     largest, total = np.int32(LOWEST), np.float32(0.0)
-    for i in range(len(words)):
+    for i in range(np.uint64(start), np.uint64(stop)):
         x = logit(words[i])
         largest = max(largest, key(x))
         d = x - peak32
         total = plus(total, _power32(d * scale32 + d * rest32))
     return np.int64(largest), np.float64(total)
+
+
+@njit(fastmath={"contract"})
+def light_rest(start, stop, p_words, p_law, q_words, q_law):
+    """Σ (pace·2^((p − peak)·scale) − the same of q)₊ in float32, for pieces that weigh little. A law here: peak, scale,
+    pace."""
+    wide()
+    (p_peak, p_scale, p_pace), (q_peak, q_scale, q_pace) = p_law, q_law
+    peak, scale, pace = np.float32(p_peak), np.float32(p_scale), np.float32(p_pace)
+    other_peak, other_scale, other_pace = np.float32(q_peak), np.float32(q_scale), np.float32(q_pace)
+    rest = np.float32(p_scale - np.float64(scale))
+    other_rest = np.float32(q_scale - np.float64(other_scale))
+    total = np.float32(0.0)
+    for i in range(np.uint64(start), np.uint64(stop)):
+        d, e = logit(p_words[i]) - peak, logit(q_words[i]) - other_peak
+        p, q = pace * _power32(d * scale + d * rest), other_pace * _power32(e * other_scale + e * other_rest)
+        total = plus(total, p - q if p > q else np.float32(0.0))
+    return np.float64(total)

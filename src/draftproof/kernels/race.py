@@ -1,7 +1,7 @@
 """The final draw of every rule: the race of chance.py over a law, over what is left of it, or for its first k.
 
 Almost no noise is made. A group takes part only if its first arrival, at the pace of its largest weight, is ahead of
-the leader; a token of it only if it would be at that very moment.
+the leader; a token of it only if its logit is so large that it would be at that very moment.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import numpy as np
 
 from ..chance import GROUP
 from .cached import njit
-from .numeric import key_to_logit, power
-from .scan import left_over, weights
+from .numeric import BLOCK, LOWEST, any_at_least, key, key_to_logit, logit, power, wide
+from .scan import weight_of
 
 _LOW = np.uint64(0xFFFFFFFF)
 _NOBODY = np.int64(1) << 62
+_LIKELY = -8.0  # log2 of a group's largest weight
 
 
 @njit(inline="always")
@@ -40,77 +41,92 @@ def uniform(noise):
     return _unit(low, high)
 
 
-@njit(inline="always")
-def _first(group, noise):
-    """When a group's first member arrives, and which it is."""
-    lane = np.uint64(group) | np.uint64(1 << 31)
-    low, high, c, _ = philox(lane, noise[0], noise[1], noise[2], noise[3], noise[4])
-    return -np.log(_unit(low, high)) / GROUP, np.int64(c >> np.uint64(24))
+@njit
+def _first_arrivals(noise, units, members):
+    """For each group the uniform that times its first arrival, and which of its tokens that is."""
+    wide()
+    for g in range(len(units)):
+        lane = np.uint64(g) | np.uint64(1 << 31)
+        low, high, c, _ = philox(lane, noise[0], noise[1], noise[2], noise[3], noise[4])
+        units[g] = _unit(low, high)
+        members[g] = np.int64(c >> np.uint64(24))
 
 
 @njit(inline="always")
 def _later(token, noise):
-    """How much later than the first member another one arrives."""
+    """How much later than the first of its group another token arrives."""
     a, b, c, d = philox(np.uint64(token >> 1), noise[0], noise[1], noise[2], noise[3], noise[4])
     return -np.log(_unit(c, d) if token & 1 else _unit(a, b))
 
 
 @njit
-def _enter(group, n, buffer, first, member, noise, ids, times):
-    """Run the tokens of one group, weights in buffer[:n], against the leaders: ids and times, in order of arrival."""
-    last = len(ids) - 1
-    for i in range(n):
-        w = buffer[i]
-        if first > times[last] * w or w == 0.0:
-            continue
-        token = group * GROUP + i
-        time = first / w if i == member else (first + _later(token, noise)) / w
-        at = last + 1
-        while at > 0 and (time < times[at - 1] or (time == times[at - 1] and token < ids[at - 1])):
-            at -= 1
-        if at <= last:
-            for j in range(last, at, -1):
-                ids[j], times[j] = ids[j - 1], times[j - 1]
-            ids[at], times[at] = token, time
+def race(p, share, q, subtract, without, noise, ids):
+    """The first len(ids) tokens, in order of arrival, into `ids`; -1 where there are no more. p, q: scan.Read.
 
-
-@njit
-def race(words, tops, law, without, noise, ids, buffer):
-    """The first len(ids) tokens under `law`, in order of arrival, into `ids`; -1 where there are no more.
-
-    without: a token that takes no part, -1 for none. What is left of a law when a chosen token was refused.
+    Under p's law without the token `without` (-1: none); or, with `subtract`, under (share·p − q)₊, which need not be
+    normalised: no token of it weighs more than share·p, so that q is read only where p could win.
     """
-    times = np.full(len(ids), np.inf)
+    groups = len(p.tops)
+    times, units, members = np.full(len(ids), np.inf), np.empty(groups), np.empty(groups, np.int64)
     ids[:] = _NOBODY
-    begin = np.argmax(tops)  # a good leader to start from
-    for turn in range(-1, len(tops)):
-        g = begin if turn < 0 else turn
-        if tops[g] < law.floor or turn == begin:
-            continue
-        first, member = _first(g, noise)
-        if first <= times[-1] * power((np.float64(key_to_logit(tops[g])) - law.peak) * law.scale):
-            n = weights(words, g, law, buffer)
-            if without >= 0 and without // GROUP == g:
-                buffer[without % GROUP] = 0.0
-            _enter(g, n, buffer, first, member, noise, ids, times)
-    ids[ids == _NOBODY] = -1
+    _first_arrivals(noise, units, members)
+    pace = share / p.law.mass if subtract else 1.0
+    for turn in range(3):  # a good leader first: the likely groups' largest tokens; then the rest of those; then all
+        for g in range(groups):
+            height = (np.float64(key_to_logit(p.tops[g])) - p.law.peak) * p.law.scale
+            if p.tops[g] < p.law.floor or (height < _LIKELY) != (turn == 2) or (turn == 0 and times[-1] < np.inf):
+                continue
+            most = times[-1] * pace * power(height)
+            if 1.0 - units[g] > GROUP * most:  # -log u is larger still
+                continue
+            first = -np.log(units[g]) / GROUP
+            if first <= most:
+                least = p.tops[g] if turn == 0 else LOWEST
+                _enter(p, pace, q, subtract, without, g, least, first, members[g], noise, ids, times)
+    for i in range(len(ids)):
+        if times[i] == np.inf:
+            ids[i] = -1
 
 
 @njit
-def race_left_over(p, share, q, noise, buffers):
-    """The winner under (share·p − q)₊ of two rows (scan.Read), which need not be normalised; -1 if nothing is left.
-
-    No token weighs more than share·p, so q is read only where p could win.
-    """
-    ids, times = np.full(1, _NOBODY), np.full(1, np.inf)
-    begin = np.argmax(p.tops)
-    for turn in range(-1, len(p.tops)):
-        g = begin if turn < 0 else turn
-        if p.tops[g] < p.law.floor or turn == begin:
+def _enter(p, pace, q, subtract, without, group, least, first, member, noise, ids, times):
+    """Run one group's tokens, of key `least` or more, against the leaders: ids and times, in order of arrival."""
+    last = len(ids) - 1
+    lowest = max(least, _lowest_key(p.law, first / (times[last] * pace)))
+    words, start = p.words, group * GROUP
+    end = min(start + GROUP, len(words))
+    for block in range(start, end, BLOCK):
+        stop = min(block + BLOCK, end)
+        if not any_at_least(words, block, stop, lowest):
             continue
-        first, member = _first(g, noise)
-        most = power((np.float64(key_to_logit(p.tops[g])) - p.law.peak) * p.law.scale) * (share / p.law.mass)
-        if first <= times[0] * most:
-            n = left_over(p, share, q, g, buffers)
-            _enter(g, n, buffers[0], first, member, noise, ids, times)
-    return ids[0] if times[0] < np.inf else np.int64(-1)
+        for token in range(np.uint64(block), np.uint64(stop)):
+            if key(logit(words[token])) >= lowest:
+                x = np.int64(token)
+                weight = pace * weight_of(p, x)
+                if subtract:
+                    weight -= weight_of(q, x) / q.law.mass
+                if weight > 0.0 and first <= times[last] * weight and x != without:
+                    time = first / weight if x - start == member else (first + _later(x, noise)) / weight
+                    _place(x, time, ids, times)
+                    lowest = max(least, _lowest_key(p.law, first / (times[last] * pace)))
+
+
+@njit
+def _place(token, time, ids, times):
+    """Among the leaders, if it is ahead of the last of them and not there yet; the lower id on a tie."""
+    at = len(ids)
+    while at > 0 and (time < times[at - 1] or (time == times[at - 1] and token < ids[at - 1])):
+        at -= 1
+    if at < len(ids) and (at == 0 or ids[at - 1] != token):
+        for j in range(len(ids) - 1, at, -1):
+            ids[j], times[j] = ids[j - 1], times[j - 1]
+        ids[at], times[at] = token, time
+
+
+@njit
+def _lowest_key(law, weight):
+    """No token with a lower key weighs as much as this, before division by the mass."""
+    if law.scale == 0.0 or weight == 0.0:
+        return law.floor
+    height = law.peak + np.log2(weight) / law.scale
+    return max(law.floor, np.int64(key(np.float32(height - 1e-6 * (1.0 + abs(height))))) - 1)

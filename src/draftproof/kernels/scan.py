@@ -13,7 +13,7 @@ from numba import prange
 
 from ..chance import GROUP
 from .cached import njit
-from .numeric import LOWEST, key, key_to_logit, logit, mass, power, skim, top
+from .numeric import LOWEST, key, key_to_logit, light_rest, logit, mass, power, skim, top, wide
 
 _HEAVY = -8.0  # log2: groups whose largest token has more than this share of the peak's weight are added in float64
 _PIECES = 8  # of a row that is split among threads
@@ -50,12 +50,12 @@ def piece(words, first, last, tops, scale):
     peak, weight, broken = LOWEST, 0.0, False
     height = -np.inf
     for g in range(first, last):
-        part = words[g * GROUP : (g + 1) * GROUP]
+        start, stop = g * GROUP, min((g + 1) * GROUP, len(words))
         if scale == 0.0 or peak == LOWEST:
-            largest, nan = top(part)
+            largest, nan = top(words, start, stop)
             light = np.nan if nan else 0.0
         else:
-            largest, light = skim(part, height, scale)
+            largest, light = skim(words, start, stop, height, scale)
         broken |= np.isnan(light)
         tops[g] = largest
         if largest > peak:
@@ -66,7 +66,7 @@ def piece(words, first, last, tops, scale):
         if scale == 0.0 or height == -np.inf or height == np.inf:
             continue
         if (np.float64(key_to_logit(largest)) - height) * scale >= _HEAVY:
-            light = mass(part, height, scale)
+            light = mass(words, start, stop, height, scale)
         weight += light
     return peak, weight, broken
 
@@ -95,37 +95,59 @@ def takes_part(words, x, law):
 
 
 @njit
-def probability(words, x, law):
-    """p(x)."""
-    if not takes_part(words, x, law):
+def weight_of(row, x):
+    """p(x), not divided by the law's mass."""
+    if not takes_part(row.words, x, row.law):
         return 0.0
-    return power((np.float64(logit(words[x])) - law.peak) * law.scale) / law.mass
+    return power((np.float64(logit(row.words[x])) - row.law.peak) * row.law.scale)
+
+
+@njit
+def probability(row, x):
+    """p(x)."""
+    return weight_of(row, x) / row.law.mass
 
 
 @njit(fastmath={"contract"})
 def weights(words, group, law, out):
     """p of a group's tokens, not divided by the law's mass, into `out`; returns how many there are."""
-    start = group * GROUP
-    part = words[start : start + GROUP]
+    wide()
+    start, stop = group * GROUP, min((group + 1) * GROUP, len(words))
     peak, scale = law.peak, law.scale
-    for i in range(len(part)):
-        out[i] = power((np.float64(logit(part[i])) - peak) * scale)
+    for i in range(np.uint64(start), np.uint64(stop)):
+        out[i - np.uint64(start)] = power((np.float64(logit(words[i])) - peak) * scale)
     if law.floor > LOWEST:
-        for i in range(len(part)):
-            k = np.int64(key(logit(part[i])))
-            out[i] = out[i] if k > law.floor or (k == law.floor and start + i <= law.cut) else 0.0
-    return len(part)
+        floor, cut = law.floor, law.cut
+        for i in range(np.uint64(start), np.uint64(stop)):
+            k = np.int64(key(logit(words[i])))
+            inside = (k > floor) | ((k == floor) & (np.int64(i) <= cut))
+            out[i - np.uint64(start)] = out[i - np.uint64(start)] if inside else 0.0
+    return stop - start
 
 
 @njit
-def left_over(p, share, q, group, buffers):
-    """(share·p − q)₊ of a group of two rows into buffers[0]; returns how many tokens it has."""
-    n = weights(p.words, group, p.law, buffers[0])
-    weights(q.words, group, q.law, buffers[1])
-    scale_p, scale_q = share / p.law.mass, 1.0 / q.law.mass
-    for i in range(n):
-        buffers[0, i] = max(scale_p * buffers[0, i] - scale_q * buffers[1, i], 0.0)
-    return n
+def left_over_mass(p, share, q, buffers):
+    """Σ (share·p − q)₊."""
+    pace, q_pace, total = share / p.law.mass, 1.0 / q.law.mass, 0.0
+    whole = p.law.floor == LOWEST and q.law.floor == LOWEST
+    for g in range(len(p.tops)):
+        if p.tops[g] < p.law.floor:
+            continue
+        if whole and is_light(p, g) and is_light(q, g):
+            start, stop = g * GROUP, min((g + 1) * GROUP, len(p.words))
+            ours, theirs = (p.law.peak, p.law.scale, pace), (q.law.peak, q.law.scale, q_pace)
+            total += light_rest(start, stop, p.words, ours, q.words, theirs)
+            continue
+        n = weights(p.words, g, p.law, buffers[0])
+        weights(q.words, g, q.law, buffers[1])
+        for i in range(n):
+            total += max(pace * buffers[0, i] - q_pace * buffers[1, i], 0.0)
+    return total
+
+
+@njit
+def is_light(row, group):
+    return (np.float64(key_to_logit(row.tops[group])) - row.law.peak) * row.law.scale < _HEAVY
 
 
 @njit

@@ -1,8 +1,8 @@
 """Which tokens a law keeps: top-k, top-p and min-p by looking for their thresholds, without sorting the vocabulary.
 
 The kept tokens are a prefix of the row in falling order, lowest id first among equals: a key and, for the tokens that
-have exactly that key, a last id. `prefix` walks down from the peak in doubling steps until the prefix reaches what is
-asked for, narrows the step by halves until few tokens are left in it, and puts those in order. Groups whose largest
+have exactly that key, a last id. `prefix` walks down from the peak in growing steps until the prefix reaches what is
+asked for, narrows a step with too many tokens by halves, and puts the few that are left in order. Groups whose largest
 token lies below are not read, so a sharp law costs next to nothing.
 """
 
@@ -12,24 +12,27 @@ import numpy as np
 
 from ..chance import GROUP
 from .cached import njit
-from .numeric import key, key_to_logit, logit, plus, power, wide
+from .numeric import BLOCK, any_at_least, key, key_to_logit, logit, plus, power, total, wide
 from .scan import EVERY, Law, weights
 
 _FEW = 512  # tokens that are put in order rather than narrowed down further
+_STEP, _STRIDE = 3.0, 1.3  # of logits: how far down the first look goes, and how much further each next one
+_NOTHING = np.int64(-0x7F800001)  # the key of minus infinity
 
 
 @njit(fastmath={"contract"})
-def _tally(part, start, low, high, law, by_mass):
+def _tally(words, start, stop, low, high, law, by_mass):
     """(number, measure) of a group's tokens with low <= key < high that take part; the measure is weight or number."""
     wide()
     count, measure = 0, 0.0
-    for i in range(len(part)):
-        x = logit(part[i])
+    floor, cut, peak, scale = law.floor, law.cut, law.peak, law.scale
+    for i in range(np.uint64(start), np.uint64(stop)):
+        x = logit(words[i])
         k = np.int64(key(x))
-        inside = (k >= low) & (k < high) & ((k > law.floor) | ((k == law.floor) & (start + i <= law.cut)))
+        inside = (k >= low) & (k < high) & ((k > floor) | ((k == floor) & (np.int64(i) <= cut)))
         count += inside
         if by_mass:
-            weight = power((np.float64(x) - law.peak) * law.scale)
+            weight = power((np.float64(x) - peak) * scale)
             measure = plus(measure, weight if inside else 0.0)
     return count, measure if by_mass else np.float64(count)
 
@@ -39,43 +42,80 @@ def _between(words, tops, low, high, law, by_mass):
     count, measure = 0, 0.0
     for g in range(len(tops)):
         if tops[g] >= low:
-            n, m = _tally(words[g * GROUP : (g + 1) * GROUP], g * GROUP, low, high, law, by_mass)
+            n, m = _tally(words, g * GROUP, min((g + 1) * GROUP, len(words)), low, high, law, by_mass)
             count += n
             measure += m
     return count, measure
 
 
 @njit
-def _in_order(words, tops, low, high, law, count):
-    """The tokens with low <= key < high that take part, as (−key, id) in one number, falling."""
-    found, n = np.empty(count, np.int64), 0
+def _collect(words, tops, low, high, law, found):
+    """How many tokens with low <= key < high take part; they go into `found`, as far as it holds them, as (−key, id)
+    in one number: in order of these they fall."""
+    n = 0
     for g in range(len(tops)):
-        if tops[g] >= low:
-            for x in range(g * GROUP, min((g + 1) * GROUP, len(words))):
-                k = np.int64(key(logit(words[x])))
+        if tops[g] < low:
+            continue
+        end = min((g + 1) * GROUP, len(words))
+        for block in range(g * GROUP, end, BLOCK):
+            stop = min(block + BLOCK, end)
+            if not any_at_least(words, block, stop, low):
+                continue
+            for token in range(np.uint64(block), np.uint64(stop)):
+                k, x = np.int64(key(logit(words[token]))), np.int64(token)
                 if low <= k < high and (k > law.floor or (k == law.floor and x <= law.cut)):
-                    found[n] = (-k << 32) + x
+                    if n < len(found):
+                        found[n] = (-k << 32) + x
                     n += 1
-    if high - low > 1:  # else they are equal, and stand by id already
-        found.sort()
-    return found
+    return n
+
+
+@njit
+def _measure(entry, law, by_mass):
+    return power((np.float64(key_to_logit(-(entry >> 32))) - law.peak) * law.scale) if by_mass else 1.0
 
 
 @njit
 def prefix(words, tops, law, goal, by_mass):
-    """(floor, cut) of the shortest falling prefix of `law` whose weight (by_mass) or number reaches `goal`."""
-    high = np.int64(tops.max()) + 1
-    low, above, step = high, 0.0, 1.0
-    grain = np.int64(1 << 16 if words.itemsize == 2 else 1)  # neighbouring numbers differ by so much
+    """(floor, cut, measure) of the shortest falling prefix of `law` whose weight (by_mass) or number reaches `goal`."""
+    found = np.empty(_FEW, np.int64)
+    high, above, step = np.int64(tops.max()) + 1, 0.0, _STEP
     while True:  # down, until the prefix ends between low and high
         below = np.int64(key(np.float32(law.peak - step)))
-        low = max(min(below, high - 1), law.floor, np.int64(key(np.float32(-np.inf))))
-        count, measure = _between(words, tops, low, high, law, by_mass)
+        low = max(min(below, high - 1), law.floor, _NOTHING)
+        count = _collect(words, tops, low, high, law, found)
+        if count <= _FEW:
+            measure = 0.0
+            for entry in found[:count]:
+                measure += _measure(entry, law, by_mass)
+        else:
+            _, measure = _between(words, tops, low, high, law, by_mass)
         if above + measure >= goal:
             break
-        if low == law.floor or step > 1e39:  # rounding alone: all of it
-            return law.floor, law.cut
-        high, above, step = low, above + measure, 2.0 * step
+        above += measure
+        if low == law.floor or low == _NOTHING:  # rounding alone: all of it
+            return law.floor, law.cut, above
+        high, step = low, _STRIDE * step
+    if count > _FEW:
+        low, high, above, count = _narrowed(words, tops, low, high, law, goal, above, count, by_mass)
+        if count > _FEW:
+            found = np.empty(count, np.int64)  # as many are equal
+        count = _collect(words, tops, low, high, law, found)
+    found = found[:count]
+    found.sort()
+    k, x = low, law.cut
+    for entry in found:
+        k, x = -(entry >> 32), entry & 0xFFFFFFFF
+        above += _measure(entry, law, by_mass)
+        if above >= goal:
+            break
+    return k, x, above
+
+
+@njit
+def _narrowed(words, tops, low, high, law, goal, above, count, by_mass):
+    """Halve the step in which the prefix ends until few tokens, or equal ones, are left in it."""
+    grain = np.int64(1 << 16 if words.itemsize == 2 else 1)  # neighbouring numbers differ by so much
     while count > _FEW and high - low > grain:
         middle = np.int64(key(np.float32(0.5 * (np.float64(key_to_logit(low)) + np.float64(key_to_logit(high - 1))))))
         middle = min(max(middle, low + 1), high - 1)
@@ -84,23 +124,16 @@ def prefix(words, tops, law, goal, by_mass):
             low, count = middle, n
         else:
             high, above, count = middle, above + measure, count - n
-    found = _in_order(words, tops, low, high, law, count)
-    k, x = low, law.cut
-    for entry in found:
-        k, x = -(entry >> 32), entry & 0xFFFFFFFF
-        above += power((np.float64(key_to_logit(k)) - law.peak) * law.scale) if by_mass else 1.0
-        if above >= goal:
-            return k, x
-    return k, x
+    return low, high, above, count
 
 
 @njit
 def kept_mass(words, tops, law, buffer):
-    total = 0.0
+    kept = 0.0
     for g in range(len(tops)):
         if tops[g] >= law.floor:
-            total += buffer[: weights(words, g, law, buffer)].sum()
-    return total
+            kept += total(buffer, weights(words, g, law, buffer))
+    return kept
 
 
 @njit
@@ -119,16 +152,18 @@ def _min_p_floor(peak, temperature, log_min_p):
 @njit
 def truncated(words, tops, law, temperature, top_k, top_p, log_min_p, buffer):
     """`law`, whose mass must be that of the whole row if top_p is on and top_k is not, cut by top-k, top-p, min-p."""
-    floor, cut, total = law.floor, law.cut, law.mass
+    floor, cut, mass = law.floor, law.cut, law.mass
     if 0 < top_k < len(words):
-        floor, cut = prefix(words, tops, law, np.float64(top_k), False)
+        floor, cut, _ = prefix(words, tops, law, np.float64(top_k), False)
         law = Law(law.peak, law.scale, 1.0, floor, cut)
-        total = kept_mass(words, tops, law, buffer)
+        mass = kept_mass(words, tops, law, buffer)
     if top_p < 1.0:
-        floor, cut = prefix(words, tops, law, top_p * total, True)
+        floor, cut, mass = prefix(words, tops, law, top_p * mass, True)
     if log_min_p > -np.inf:
         lowest = _min_p_floor(law.peak, temperature, log_min_p)
         if lowest > floor:
             floor, cut = lowest, EVERY
-    law = Law(law.peak, law.scale, 1.0, floor, cut)
-    return Law(law.peak, law.scale, kept_mass(words, tops, law, buffer), floor, cut)
+            mass = kept_mass(words, tops, Law(law.peak, law.scale, 1.0, floor, cut), buffer)
+        elif top_p == 1.0 and not 0 < top_k < len(words):
+            mass = kept_mass(words, tops, law, buffer)
+    return Law(law.peak, law.scale, mass, floor, cut)
