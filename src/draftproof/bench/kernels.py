@@ -18,9 +18,11 @@ import numba
 import numpy as np
 import torch
 
+from ..base import Purpose, token_key
 from ..chance import PhiloxChance
-from ..kernels import KERNELS, Batch, decide, seed_words, settings_of
-from ..sampling import SamplingParams
+from ..kernels import KERNELS, Batch, decide, draw, seed_words, settings_of
+from ..kernels.lazy import KernelChance, raw_law_of
+from ..sampling import SamplingParams, law_of
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 DEPTHS = (4, 8)
@@ -28,6 +30,7 @@ VOCABULARIES = (32_000, 49_152, 151_936, 262_144)
 TOP_P = (1.0, 0.9)
 
 _ZIPF, _NOISE, _DRIFT = 1.6, 0.3, 0.6  # the drafter is the target, as much noise away
+_ROOT = 17  # committed tokens
 _PATIENCE = 1.0  # seconds that one system may take in one cell, beyond its first run
 
 
@@ -51,11 +54,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """logits [b, k + 1, v], q_logits [b, k, v] float32; tokens [b, k] drawn from q."""
+    """logits [b, k + 1, v], q_logits [b, k, v] float32; tokens, shared [b, k] drawn from q."""
 
     logits: np.ndarray
     q_logits: np.ndarray
     tokens: np.ndarray
+    shared: np.ndarray  # the same drawn with the target's noise, for the coupled rule
     params: SamplingParams
 
     @property
@@ -78,16 +82,26 @@ def problem(b: int, k: int, v: int, top_p: float, seed: int = 0) -> Problem:
         row *= _DRIFT
         row += p_row
     params = SamplingParams(top_p=top_p)
+    tokens = np.array([_sample(_textbook_law(row, top_p), rng) for row in q_logits.reshape(-1, v)])
+    return Problem(logits, q_logits, tokens.reshape(b, k), _shared(q_logits, params), params)
+
+
+def _shared(q_logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """Drafts as the coupled rule has them: drawn from q with the target's own noise."""
+    b, k = q_logits.shape[:2]
     tokens = np.empty((b, k), np.int64)
-    for i, row in enumerate(q_logits.reshape(-1, v)):
-        tokens.reshape(-1)[i] = _sample(_textbook_law(row, top_p), rng)
-    return Problem(logits, q_logits, tokens, params)
+    for request, i in product(range(b), range(k)):
+        drawn = draw(q_logits[request, i], settings_of(params), (_ROOT + i, 0, request, 0), 0, 0, Purpose.TOKEN)
+        assert drawn is not None
+        tokens[request, i] = drawn[0][0]
+    return tokens
 
 
 def ours(problem: Problem, rule: str) -> Callable[[], Any]:
     b, k, v = problem.shape
+    tokens = problem.shared if rule == "coupled" else problem.tokens
     nodes = np.stack(
-        [problem.tokens.reshape(-1), np.tile(np.arange(-1, k - 1), b), np.full(b * k, rule != "coupled")], axis=1
+        [tokens.reshape(-1), np.tile(np.arange(-1, k - 1), b), np.full(b * k, rule != "coupled")], axis=1
     ).astype(np.int64)
     index = np.arange(b)
     batch = Batch(
@@ -95,23 +109,22 @@ def ours(problem: Problem, rule: str) -> Callable[[], Any]:
         np.stack([index * (k + 1), index * k, np.full(b, k)], axis=1),
         nodes,
         np.tile(settings_of(problem.params), (b, 1)),
-        np.array([seed_words(17, 0, request) for request in range(b)], np.uint64),
+        np.array([seed_words(_ROOT, 0, request) for request in range(b)], np.uint64),
         problem.q_logits.reshape(-1, v) if rule != "coupled" else None,
     )
     return lambda: decide(rule, batch)
 
 
 def textbook(problem: Problem) -> Callable[[], Any]:
-    """The loop of the papers in NumPy: softmax, ratio test, residual, inverse of the cumulative sum."""
+    """The loop of the papers in NumPy: all laws, then ratio test, residual, inverse of the cumulative sum."""
     rng = np.random.default_rng(0)
 
     def one(logits: np.ndarray, q_logits: np.ndarray, tokens: np.ndarray) -> tuple[int, int]:
-        top_p = problem.params.top_p
+        p, q = ([_textbook_law(row, problem.params.top_p) for row in rows] for rows in (logits, q_logits))
         for i, x in enumerate(tokens):
-            p, q = _textbook_law(logits[i], top_p), _textbook_law(q_logits[i], top_p)
-            if rng.random() >= p[x] / q[x]:
-                return i, _sample(np.maximum(p - q, 0), rng)
-        return len(tokens), _sample(_textbook_law(logits[-1], top_p), rng)
+            if rng.random() >= p[i][x] / q[i][x]:
+                return i, _sample(np.maximum(p[i] - q[i], 0), rng)
+        return len(tokens), _sample(p[-1], rng)
 
     return lambda: [one(*each) for each in zip(problem.logits, problem.q_logits, problem.tokens, strict=True)]
 
@@ -216,14 +229,10 @@ def measure(b: int, k: int, v: int, top_p: float) -> Cell:
     bandwidth = sum(each.nbytes for each in rows) / seconds.pop("read")
     cell = Cell(b, k, v, top_p, bandwidth / 1e9, {name: 1e3 * each for name, each in seconds.items()})
     for rule in KERNELS:
-        accepted = decide_lengths(given, rule)
+        accepted = systems[rule]().accepted
         cell.bound[rule] = 1e3 * rows_needed(rule, accepted, k) * 4 * v / bandwidth
         cell.accepted[rule] = float(accepted.mean())
     return cell
-
-
-def decide_lengths(problem: Problem, rule: str) -> np.ndarray:
-    return ours(problem, rule)().accepted
 
 
 def _interleaved(systems: dict[str, Callable[[], Any]], rounds: int = 15) -> dict[str, list[float]]:
@@ -252,18 +261,12 @@ def record(cell: Cell) -> dict[str, Any]:
     return asdict(cell) | {"size": cell.size}
 
 
-def coupled_alone(v: int, count: int = 20) -> tuple[float, float]:
-    """Milliseconds of one full draw from one row: NumPy's law and race, and the kernel's."""
-    from ..base import token_key
-    from ..kernels.lazy import KernelChance, raw_law_of
-    from ..sampling import law_of
-
-    given = problem(1, 1, v, 1.0)
-    row = given.logits[0, 0]
+def one_draw(v: int, count: int = 50) -> dict[str, float]:
+    """Milliseconds of one draw from one row of logits: NumPy's law and race, and the kernel."""
+    row, params = problem(1, 1, v, 1.0).logits[0, 0], SamplingParams()
     slow, fast = PhiloxChance(0), KernelChance(0)
     systems = {
-        "numpy": lambda: slow.pick(law_of(given.params)(row, ()), token_key(3)),
-        "kernel": lambda: fast.pick(raw_law_of(given.params)(row, ()), token_key(3)),
+        "numpy": lambda: slow.pick(law_of(params)(row, ()), token_key(3)),
+        "kernel": lambda: fast.pick(raw_law_of(params)(row, ()), token_key(3)),
     }
-    times = _interleaved(systems, count)
-    return 1e3 * median(times["numpy"]), 1e3 * median(times["kernel"])
+    return {name: 1e3 * median(times) for name, times in _interleaved(systems, count).items()}

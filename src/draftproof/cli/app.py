@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .bench import bench
 from .doctor import doctor
 from .generate import generate
 from .notes import note
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(doctor)
 app.command()(prove)
+app.add_typer(bench, name="bench")
 
 
 def _version(wanted: bool | None) -> None:

@@ -12,7 +12,7 @@ from numba import prange
 
 from ..chance import GROUP
 from .cached import kernel, njit
-from .decide import block, coupled, noise_of, read, token
+from .judge import block, coupled, noise_of, read, token
 from .race import race
 from .scan import probability
 

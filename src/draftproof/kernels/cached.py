@@ -31,7 +31,7 @@ def intrinsic(function: Callable) -> Any:
     return numba.extending.intrinsic(inspect.unwrap(function))
 
 
-_SOURCES = ("../chance.py", *(f"{name}.py" for name in ("numeric", "scan", "support", "race", "decide", "batch")))
+_SOURCES = ("../chance.py", *(f"{name}.py" for name in ("numeric", "scan", "support", "race", "judge", "batch")))
 
 
 @cache

@@ -113,7 +113,7 @@ def race(weights: Float[torch.Tensor, " v"], chance: PhiloxChance, key: Key) -> 
         return -1
     first, member = _first_arrivals(index, chance, key)
     best = (_arrivals(index[begin, None], first, member, chance, key) / padded[begin, None]).min()
-    able = index[first <= best * tops]
+    able = index[(first <= best * tops) | (index == begin)]  # whatever rounding says of the leader itself
     times = _arrivals(able, first, member, chance, key) / padded[able]
     at = int(times.argmin())  # the lowest id on ties: groups stand in order
     return int(able[at // GROUP]) * GROUP + at % GROUP
