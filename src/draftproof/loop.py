@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
-from .base import Chance, Context, Controller, Draft, Drafter, Feed, Law, Load, Row, Rule, Scores, Step, Target
+from .base import Chance, Context, Controller, Draft, Drafter, Feed, Law, LazyRow, Load, Row, Rule, Scores, Step, Target
 from .commit import Output, commit
 from .trees import path_to
 
@@ -57,12 +58,12 @@ def decode(
         lap.skip()
 
 
-class LazyRows(Sequence[Row]):
+class LazyRows(Sequence[Any]):
     """The law after the last committed token (0) and after node i (i + 1), computed when a rule first looks."""
 
     def __init__(self, draft: Draft, scores: Scores, law: Law, history: Sequence[int]) -> None:
         self._draft, self._scores, self._law, self._history = draft, scores, law, history
-        self._known: dict[int, Row] = {}
+        self._known: dict[int, Row | LazyRow] = {}
 
     @property
     def logits(self) -> np.ndarray:

@@ -19,6 +19,7 @@ def doctor(
     dtype: Annotated[str, _Option(help="bfloat16, float32 or float16.")] = "bfloat16",
     device: Annotated[str, _Option(help="auto, cpu, cuda, ...")] = "auto",
     threads: Annotated[int | None, _Option(help="CPU threads. Default: torch's.")] = None,
+    warm: Annotated[bool, _Option("--warm", help="Only compile the kernels, so that no first request waits.")] = False,
     as_json: Annotated[bool, _Option("--json", help="Print one JSON object.")] = False,
     debug: Annotated[bool, _Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
@@ -27,8 +28,11 @@ def doctor(
     Rows computed in company (other chunks, other places, other requests, draft trees) are compared, bit by bit, with
     the same rows computed alone.
 
-    Example: **draftproof doctor --dtype float32**
+    Example: **draftproof doctor --dtype float32**; after installing, **draftproof doctor --warm**
     """
+    if warm:
+        _warm(as_json)
+        return
     from ..doctor import claim, examine, forward_milliseconds, machine
     from ..llm import LLM
 
@@ -62,3 +66,14 @@ def doctor(
         "same law": "the text has the target's law; the same seed may give another text with speculation on",
     }
     print(f"claim     {verdict}: {meaning[verdict]}")
+
+
+def _warm(as_json: bool) -> None:
+    from time import perf_counter
+
+    from ..kernels import warm
+
+    began = perf_counter()
+    warm(note)
+    seconds = perf_counter() - began
+    print(json.dumps({"kernels_seconds": seconds}) if as_json else f"kernels   ready after {seconds:.1f} s")

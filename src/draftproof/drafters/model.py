@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..base import Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose, Row, Session, Target, token_key
+import numpy as np
+
+from ..base import Chance, Context, Draft, Feed, Key, Kind, LazyRow, Plan, Purpose, Row, Session, Target, token_key
 from ..laws import fit
 
 
@@ -47,7 +49,7 @@ class ModelDrafter:
         if depth <= 0:
             return Draft(root)
         drafted: list[int] = []
-        rows: list[Row] = []
+        rows: list[Row | LazyRow] = []
         pending = self._repair(guide)
         if max(pending) >= self._model.vocab_size:  # an id of the target's padding: this model has no embedding for it
             return Draft(root)
@@ -70,7 +72,7 @@ class ModelDrafter:
             del guide.fed[guide.agreed :]
         return tuple(guide.tokens[guide.agreed :])
 
-    def _law_after(self, guide: _Guide, pending: tuple[int, ...], drafted: Sequence[int]) -> Row:
+    def _law_after(self, guide: _Guide, pending: tuple[int, ...], drafted: Sequence[int]) -> Row | LazyRow:
         [scores] = self._model.forward([Feed(guide.model, pending, want=(len(pending) - 1,))])
         self._model.commit([guide.model], [()])
         guide.fed += pending
@@ -79,4 +81,5 @@ class ModelDrafter:
             row = guide.context.law(logits, [*guide.tokens, *drafted])
         except ValueError as error:
             raise ValueError(f"draft model {self._name}: {error}") from error
-        return fit(row, guide.context.vocab_size)
+        size = guide.context.vocab_size
+        return row if len(row) == size else fit(np.asarray(row), size)

@@ -8,13 +8,13 @@ a kernel work on it as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..base import Draft, Key, Law, Row, Rule, Verdict
+from ..base import Chance, Draft, Key, Law, Row, Rule, Verdict
 from ..chance import PhiloxChance
 from ..rules import rule_named
 from ..rules.needs import require
@@ -45,7 +45,7 @@ class RawLaw:
     def dense(self) -> np.ndarray:
         """The probabilities. A ValueError that names the position if the row holds no law."""
         if self._dense is None:
-            self._dense = law_of(self.params)(self.logits, self.history)
+            self._dense = np.asarray(law_of(self.params)(self.logits, self.history))
         return self._dense
 
     def pick(self, seed: int, sample: int, key: Key, k: int) -> tuple[int, ...]:
@@ -79,16 +79,34 @@ class KernelChance:
     def coin(self, prob: Any, key: Key) -> bool:
         return self.inner.coin(prob, key)
 
-    def pick(self, weights: Row | RawLaw, key: Key, k: int = 1) -> tuple[int, ...]:
+    def pick(self, weights: Any, key: Key, k: int = 1) -> tuple[int, ...]:
         if isinstance(weights, RawLaw):
             return weights.pick(self.inner.seed, self.inner.sample, key, k)
         return self.inner.pick(weights, key, k)
 
 
 def fused(name: str, params: SamplingParams, *, allow_lossy: bool = False) -> Rule:
-    """The rule of that name under `params`, by its kernel if it has one."""
-    rule = rule_named(name, allow_lossy=allow_lossy)
+    """The rule of that name under `params`, by its kernel if it has one; it takes raw laws either way."""
+    rule = partial(_on_rows, rule_named(name, allow_lossy=allow_lossy))
     return partial(_verify, name, rule, params) if name in KERNELS else rule
+
+
+def _on_rows(rule: Rule, draft: Draft, rows: Sequence[Any], chance: Chance) -> Verdict:
+    """`rule`, which asks for arrays."""
+    return rule(replace(draft, rows=tuple(map(np.asarray, draft.rows))), _Arrays(rows), chance)
+
+
+class _Arrays(Sequence[Row]):
+    """Laws of either sort as arrays, made when a rule first looks."""
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index):
+        return np.asarray(self._rows[index])
 
 
 def _verify(name: str, rule: Rule, params: SamplingParams, draft: Draft, rows: Any, chance: Any) -> Verdict:
