@@ -19,14 +19,19 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from .attention import attend
+from .attention import BLOCK, attend
+from .products import SlicedLinear
 from .support import Trial, try_out
 
-MOST = 64
-"""Most rows a forward may have where rows are padded. Every allowed count is measured, so more would cost load time.
+NARROW = 64
+"""Up to here a forward has a multiple of 4 rows; prompts come in multiples of `_WIDE`. Every count is measured."""
 
-(Seen: an AMX CPU changes kernels above 32 rows in bf16 and above 12 in fp32.)
-"""
+MOST = 512
+"""Most rows of a forward where rows are padded."""
+
+_WIDE = 64
+_COUNTS = (*range(4, NARROW + 1, 4), *range(NARROW + _WIDE, MOST + 1, _WIDE))
+_HUGE = 1 << 25  # numbers of a weight from which on only narrow counts are measured: an output layer sees no more
 
 KV_STEP = 512  # the block that CPU attention walks the keys in
 _QUERY_MULTIPLES = (4, 8, 16, 32)  # the fused CPU attention takes its query rows in blocks of 32 or more
@@ -38,6 +43,7 @@ _ACTIVATIONS = {"torch.nn.modules.activation", "transformers.activations"}
 class RowPlan:
     """Row counts of a forward: a multiple of `multiple`, at most `most`. KV lengths: a multiple of `kv_step`.
 
+    Above 64 rows, where padded at all, they are multiples of 64: only those are measured.
     query_multiple: the same for one request's rows in attention; it costs little there to pad further.
     exact: every count the plan allows gave the same bits when it was measured.
     """
@@ -49,7 +55,8 @@ class RowPlan:
     query_multiple: int = 1
 
     def padded(self, rows: int) -> int:
-        return -(-rows // self.multiple) * self.multiple
+        step = self.multiple if rows <= NARROW or self.multiple == 1 else _WIDE
+        return -(-rows // step) * step
 
     def padded_queries(self, rows: int) -> int:
         step = max(self.multiple, self.query_multiple)
@@ -68,16 +75,41 @@ def measure_rows(model: nn.Module) -> RowPlan:
     if any(_has_other_products(name, module) for name, module in modules.items()):
         return LAW_PLAN
     like = next(weight for weight in model.parameters() if weight.is_floating_point())
-    most = MOST
+    if not _set_slices([module for module in modules.values() if isinstance(module, SlicedLinear)], like):
+        return LAW_PLAN
+    counts = _COUNTS
     for run in _row_runs(modules.values(), like):
-        most = _agreeing([run], range(4, most + 1, 4))
+        most = _agreeing([run], counts)
         if most <= 4:
             return LAW_PLAN
+        counts = [count for count in counts if count <= most]
     shapes = {(call.heads, call.kv_heads, call.key_size, call.value_size, call.softcap) for call in trial.calls}
-    multiples = [_query_multiple(shape, most, like) for shape in shapes]
+    multiples = [_query_multiple(shape, like) for shape in shapes]
     if 0 in multiples:
         return LAW_PLAN
-    return RowPlan(multiple=4, most=most, exact=True, query_multiple=max(multiples, default=1))
+    return RowPlan(multiple=4, most=counts[-1], exact=True, query_multiple=max(multiples, default=1))
+
+
+def _set_slices(layers: Sequence[SlicedLinear], like: torch.Tensor) -> bool:
+    """Measure each distinct product and let its layers take their rows in slices that agree. False if none does."""
+    alike: dict[tuple, list[SlicedLinear]] = {}
+    for layer in layers:
+        alike.setdefault((*_kind_of(layer), layer.bias is None), []).append(layer)
+    for same in alike.values():
+        counts = [n for n in _COUNTS if n <= NARROW or same[0].in_features * same[0].out_features < _HUGE]
+        samples = _cancelling(same[0]).to(like)
+        most = _agreeing([lambda index, of=same[0], x=samples: of.product(x[index])], counts)
+        if most <= 4:
+            return False
+        for layer in same:
+            layer.most = most
+    return True
+
+
+def _kind_of(layer: Any) -> tuple:
+    if isinstance(layer, SlicedLinear):  # whose weight may be made when asked for
+        return type(layer), layer.in_features, layer.out_features, layer.dtype
+    return type(layer), *layer.weight.shape, layer.weight.dtype
 
 
 def _has_other_products(name: str, module: nn.Module) -> bool:
@@ -90,7 +122,7 @@ _Run = Callable[[list[int]], torch.Tensor]
 """Which of the `_POOL` sample rows stand in a call, in order -> their results, rows first."""
 
 
-def _agreeing(runs: Sequence[_Run], counts: range) -> int:
+def _agreeing(runs: Sequence[_Run], counts: Sequence[int]) -> int:
     """The last of `counts` before a row differs from what the first run gives it among counts[0]; 0 if none agrees."""
     known = torch.cat([runs[0](_window(at, counts[0])) for at in range(0, _POOL, counts[0])])
     agreed = 0
@@ -108,14 +140,14 @@ def _window(start: int, rows: int) -> list[int]:
 
 def _row_runs(modules: Iterable[nn.Module], like: torch.Tensor) -> Iterator[_Run]:
     """The distinct products, small ones first, and the activations at every width that a product takes."""
-    products, activations = {}, {}
+    products, activations, widths = {}, {}, set[int]()
     for module in modules:
-        if isinstance(module, nn.Linear | Conv1D):
-            weight: Any = module.weight
-            products[type(module), weight.shape, weight.dtype, module.bias is None] = module
+        if isinstance(module, SlicedLinear):
+            widths |= {module.in_features, module.out_features}
+        elif isinstance(module, nn.Linear | Conv1D):
+            products[*_kind_of(module), module.bias is None] = module
         elif any(kind.__module__ in _ACTIVATIONS for kind in type(module).__mro__):
             activations[type(module)] = module
-    widths = set()
     for layer in sorted(products.values(), key=lambda layer: layer.weight.numel()):
         samples = _cancelling(layer).to(like)
         widths.add(samples.shape[1])
@@ -166,7 +198,7 @@ def _ragged_values(activation: Callable, like: torch.Tensor) -> torch.Tensor:
     return every[(vector != single) & ~(vector.isnan() & single.isnan())]
 
 
-def _query_multiple(shape: tuple, most: int, like: torch.Tensor) -> int:
+def _query_multiple(shape: tuple, like: torch.Tensor) -> int:
     """The least multiple of one request's rows for which attention keeps their bits, also in a longer KV buffer; 0 if
     none does."""
     heads, kv_heads, key_size, value_size, softcap = shape
@@ -178,19 +210,22 @@ def _query_multiple(shape: tuple, most: int, like: torch.Tensor) -> int:
     scores = q.reshape(1, kv_heads, groups * _POOL, key_size).to(like.dtype).double() @ k.to(like.dtype).double().mT
     weights = (scores * key_size**-0.5).masked_fill(~visible.repeat(groups, 1), float("-inf")).softmax(-1)[:, :, :128]
     v = _cancelled(_normal(1, kv_heads, value_size, 2 * step), weights).mT.contiguous()
-    q, k, v, visible = q.to(like), k.to(like), v.to(like), visible.to(like.device)
+    q, k, v = q.to(like), k.to(like), v.to(like)
+    added = torch.zeros_like(visible, dtype=like.dtype).masked_fill(~visible, float("-inf")).to(like.device)
 
     def run(slots: int, index: list[int]) -> torch.Tensor:
-        rows = q[:, :, index].reshape(1, kv_heads, groups * len(index), key_size)
-        mask = visible[index, :slots].repeat(groups, 1)[None, None]
-        out = attend(rows, k[:, :, :slots], v[:, :, :slots], mask, None, softcap, step)
-        return out.reshape(heads, len(index), value_size).transpose(0, 1)
+        pieces = [index[at : at + BLOCK] for at in range(0, len(index), BLOCK)]
+        rows = torch.cat([q[:, :, piece].reshape(1, kv_heads, groups * len(piece), key_size) for piece in pieces])
+        mask = torch.stack([added[piece, :slots].repeat(groups, 1)[None] for piece in pieces])
+        keys, values = (x[:, :, :slots].expand(len(pieces), -1, -1, -1) for x in (k, v))
+        out = attend(rows, keys, values, mask, None, softcap, step)
+        return out.reshape(len(pieces), heads, -1, value_size).transpose(1, 2).reshape(len(index), heads, value_size)
 
     runs = [partial(run, slots) for slots in (step, 2 * step)]
     # heads of no multiple of 32 change so seldom (72: 2 rows in 100) that a few samples miss it: whole blocks only
     ragged = key_size % 32 or value_size % 32
     for multiple in _QUERY_MULTIPLES[-1:] if ragged else _QUERY_MULTIPLES:
-        counts = range(multiple, -(-most // _QUERY_MULTIPLES[-1]) * _QUERY_MULTIPLES[-1] + 1, multiple)
+        counts = [*range(multiple, BLOCK + 1, multiple), 2 * BLOCK, 4 * BLOCK]
         if _agreeing(runs, counts) == counts[-1]:
             return multiple
     return 0

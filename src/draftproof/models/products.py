@@ -1,0 +1,234 @@
+"""Quicker products for a model's linear layers: the same numbers, the same module, other calls.
+
+In bfloat16, `linear` rearranges the whole weight at every call. The transposed product W · xᵀ reads it where it lies,
+and gives a row the same bits. In float32 the weight is rearranged once, into the layout that oneDNN's product reads; a
+row's bits then no longer depend on the number of rows (MKL's, which torch calls otherwise, do).
+
+A layer keeps its identity: only its class is exchanged. `state_dict` shows the weights as ever. `restore` undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
+from jaxtyping import Float
+from torch import nn
+
+UNLIMITED = 1 << 30
+_TRIED = 4  # rows of a trial: the least that an exact forward has
+_LINE = 64  # bytes of a cache line
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+class SlicedLinear(nn.Linear):
+    """A linear layer that never multiplies more than `most` rows at once: above, its kernel adds up in another order."""
+
+    most: int = UNLIMITED
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    def forward(self, x: Float[torch.Tensor, "*b k"]) -> Float[torch.Tensor, "*b n"]:  # ty: ignore[invalid-method-override]
+        rows = x.reshape(-1, x.shape[-1])
+        if len(rows) <= self.most:
+            y = self.product(rows)
+        else:
+            y = torch.cat([self.product(some) for some in rows.split(self.most)])
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+    def product(self, x: Float[torch.Tensor, "r k"]) -> Float[torch.Tensor, "r n"]:
+        return F.linear(x, self.weight, self.bias)
+
+
+class TransposedLinear(SlicedLinear):
+    """(W · xᵀ)ᵀ: the weight is the left matrix, whose rows the kernel reads as they lie in memory."""
+
+    def product(self, x: Float[torch.Tensor, "r k"]) -> Float[torch.Tensor, "r n"]:
+        if self.bias is None:
+            return torch.mm(self.weight, x.t()).t().contiguous()
+        return torch.addmm(self.bias[:, None], self.weight, x.t()).t().contiguous()
+
+
+class PackedLinear(SlicedLinear):
+    """The weight in oneDNN's layout, and in no other. `weight` and `state_dict` unpack a copy of it."""
+
+    packed: torch.Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.packed.dtype
+
+    @property
+    def weight(self) -> torch.Tensor:  # ty: ignore[invalid-attribute-override]
+        return self.packed.to_dense()
+
+    def product(self, x: Float[torch.Tensor, "r k"]) -> Float[torch.Tensor, "r n"]:
+        if torch.is_grad_enabled() and x.requires_grad:
+            return super().product(x)  # the packed product has no derivative
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
+        """Cast or moved, it is an ordinary layer again."""
+        _unpack(self)
+        return self._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.weight
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        _unpack(self)
+        self._load_from_state_dict(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict) -> nn.Linear:
+        other = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        other.weight = nn.Parameter(self.weight, requires_grad=False)
+        other.bias = None if self.bias is None else nn.Parameter(self.bias.detach().clone(), requires_grad=False)
+        _pack(other)
+        other.most = self.most
+        memo[id(self)] = other
+        return other.train(self.training)
+
+
+def quicken(model: nn.Module) -> list[nn.Module]:
+    """Exchange what can be exchanged, a layer at a time, so that no two layers are held twice. Returns those layers.
+
+    Left alone: other classes than `nn.Linear` itself, layers with hooks, on another device or of another dtype.
+    """
+    owners = _owners(model)
+    verdicts: dict[tuple, type[SlicedLinear] | None] = {}
+    done = []
+    for module in dict.fromkeys(model.modules()):
+        if not _is_plain(module):
+            continue
+        shared = owners[id(module.weight)] > 1
+        key = (module.weight.shape, module.weight.dtype, module.bias is None, shared)
+        if key not in verdicts:
+            verdicts[key] = _choose(module, shared)
+        kind = verdicts[key]
+        if kind is not None:
+            _become(module, kind)
+            done.append(module)
+    return done
+
+
+def restore(modules: Iterable[nn.Module]) -> None:
+    """Ordinary layers again, with the bits they had."""
+    for module in modules:
+        if isinstance(module, PackedLinear):
+            _unpack(module)
+        elif isinstance(module, SlicedLinear):
+            module.__class__ = nn.Linear
+            module.__dict__.pop("most", None)
+
+
+def _owners(model: nn.Module) -> dict[int, int]:
+    """How many modules hold each parameter: a tied one must stay where its other owner finds it."""
+    count: dict[int, int] = {}
+    for module in dict.fromkeys(model.modules()):
+        for weight in module._parameters.values():
+            if weight is not None:
+                count[id(weight)] = count.get(id(weight), 0) + 1
+    return count
+
+
+def _is_plain(module: nn.Module) -> bool:
+    return (
+        type(module) is nn.Linear
+        and "forward" not in module.__dict__  # wrapped by an offloading library, for one
+        and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+        and module.weight.device.type == "cpu"
+        and module.weight.dtype in _DTYPES
+        and type(module.weight) is nn.Parameter
+        and module.weight.layout is torch.strided
+        and module.weight.is_contiguous()
+    )
+
+
+@torch.inference_mode()
+def _choose(module: nn.Linear, shared: bool) -> type[SlicedLinear] | None:
+    """The class for layers like this one. The choice never turns on a clock where it would change the bits."""
+    x = torch.randn(_TRIED, module.in_features, generator=torch.Generator().manual_seed(0)).to(module.weight.dtype)
+    stock = F.linear(x, module.weight, module.bias)
+    kind: type[SlicedLinear] = SlicedLinear
+    _align(module.weight)
+    with suppress(RuntimeError, NotImplementedError, AttributeError):  # no such kernel in this build
+        if module.weight.dtype is torch.bfloat16:
+            quick = TransposedLinear.product(_as(module, TransposedLinear), x)
+            if torch.equal(quick, stock) and _is_quicker(module, x):
+                kind = TransposedLinear
+        elif not shared and torch.backends.mkldnn.is_available():
+            trial = _as(module, PackedLinear)
+            if _is_product(trial.product(x), x, module) and torch.equal(trial.weight, module.weight):
+                kind = PackedLinear
+    return kind
+
+
+def _as(module: nn.Linear, kind: type[SlicedLinear]) -> SlicedLinear:
+    """A layer of that kind with the module's own weights, beside it."""
+    other = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
+    other.weight, other.bias = module.weight, module.bias
+    _become(other, kind)
+    return other  # ty: ignore[invalid-return-type]
+
+
+def _align(weight: torch.Tensor) -> None:
+    """Weights mapped from a file stand at odd addresses, where each piece of a row is read from two cache lines
+    (measured: a forward takes a third longer). Moved by its data, so that a tied weight stays tied."""
+    if weight.data_ptr() % _LINE:
+        weight.data = torch.empty_like(weight).copy_(weight)
+
+
+def _is_quicker(module: nn.Linear, x: torch.Tensor) -> bool:
+    """Or as quick: a clock is coarse, and other work on the machine must not decide."""
+    transposed = _as(module, TransposedLinear)
+    ours, stock = [], []
+    for _ in range(4):  # the first of either pays for the making of its kernel
+        ours.append(_seconds(lambda: transposed(x)))
+        stock.append(_seconds(lambda: F.linear(x, module.weight, module.bias)))
+    return min(ours) < 1.3 * min(stock)
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    began = perf_counter()
+    run()
+    return perf_counter() - began
+
+
+def _is_product(y: torch.Tensor, x: torch.Tensor, module: nn.Linear) -> bool:
+    """Right to within the rounding of a sum in any order, which is what may be asked of float32."""
+    some = torch.linspace(0, module.out_features - 1, min(256, module.out_features)).long()
+    weight, bias = module.weight[some].double(), 0.0 if module.bias is None else module.bias[some].double()
+    exact = x.double() @ weight.t() + bias
+    bound = x.double().abs() @ weight.abs().t() + abs(bias)
+    terms = module.in_features + 1
+    return bool(((y[:, some] - exact).abs() <= terms * torch.finfo(y.dtype).eps * bound).all())
+
+
+def _become(module: Any, kind: type[SlicedLinear]) -> None:
+    if kind is PackedLinear:
+        _pack(module)
+        return
+    _align(module.weight)
+    module.__class__ = kind
+
+
+def _pack(module: Any) -> None:
+    packed = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach())
+    del module.weight
+    module.__class__ = PackedLinear
+    module.packed = packed
+
+
+def _unpack(module: Any) -> None:
+    weight = nn.Parameter(module.packed.to_dense(), requires_grad=False)
+    del module.packed
+    module.__class__ = nn.Linear
+    module.__dict__.pop("most", None)
+    module.weight = weight
