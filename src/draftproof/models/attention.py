@@ -6,25 +6,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from jaxtyping import Float, Shaped
 
-BLOCK = 32
-"""Most query rows that attend in one piece. Longer chunks are a batch of pieces over the same keys, because torch's
-fused kernel takes a long sequence of queries in larger blocks, which add up in another order."""
-
-
 def attend(
-    q: Float[torch.Tensor, "b h n d"],
-    k: Float[torch.Tensor, "b h s d"],
-    v: Float[torch.Tensor, "b h s e"],
-    mask: Shaped[torch.Tensor, "b 1 n s"],
+    q: Float[torch.Tensor, "1 h n d"],
+    k: Float[torch.Tensor, "1 h s d"],
+    v: Float[torch.Tensor, "1 h s e"],
+    mask: Shaped[torch.Tensor, "1 1 n s"],
     scaling: float | None,
     softcap: float | None,
     kv_step: int,
-) -> Float[torch.Tensor, "b h n e"]:
+) -> Float[torch.Tensor, "1 h n e"]:
     """Every query row sees at least one key. mask: what is added to the scores, 0 or −inf, in the dtype of q (torch
     would make the same of a boolean one, once a layer)."""
     if softcap is not None:
-        pieces = zip(q.split(1), k.split(1), v.split(1), mask.split(1), strict=True)
-        return torch.cat([_attend_with_softcap(*piece, scaling, softcap, kv_step) for piece in pieces])
+        return _attend_with_softcap(q, k, v, mask, scaling, softcap, kv_step)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from .attention import BLOCK, attend
+from .attention import attend
 from .products import SlicedLinear
 from .support import Trial, try_out
 
@@ -31,10 +31,14 @@ MOST = 512
 
 _WIDE = 64
 _COUNTS = (*range(4, NARROW + 1, 4), *range(NARROW + _WIDE, MOST + 1, _WIDE))
-_HUGE = 1 << 25  # numbers of a weight from which on only narrow counts are measured: an output layer sees no more
+_HUGE = 1 << 24  # numbers of a weight from which on only narrow counts are measured: an output layer sees no more
 
 KV_STEP = 512  # the block that CPU attention walks the keys in
+_KV_STEPS = (64, 128, 256)  # shorter buffers, if rows keep their bits in them
+_TEXTS = (50, 120, 200, 300, 450, 520, 700, 1000)  # lengths on either side of the steps
 _QUERY_MULTIPLES = (4, 8, 16, 32)  # the fused CPU attention takes its query rows in blocks of 32 or more
+_QUERY_BLOCK = _QUERY_MULTIPLES[-1]
+_QUERY_COUNTS = (64, 96, 128)  # of a prompt's chunk; longer ones would read keys that none of their rows sees
 _POOL = 16  # sample rows, each met at many places of a call
 _ACTIVATIONS = {"torch.nn.modules.activation", "transformers.activations"}
 
@@ -44,7 +48,7 @@ class RowPlan:
     """Row counts of a forward: a multiple of `multiple`, at most `most`. KV lengths: a multiple of `kv_step`.
 
     Above 64 rows, where padded at all, they are multiples of 64: only those are measured.
-    query_multiple: the same for one request's rows in attention; it costs little there to pad further.
+    query_multiple, query_most: the same for one request's rows in attention; it costs little there to pad further.
     exact: every count the plan allows gave the same bits when it was measured.
     """
 
@@ -53,6 +57,7 @@ class RowPlan:
     kv_step: int = KV_STEP
     exact: bool = False
     query_multiple: int = 1
+    query_most: int = 128
 
     def padded(self, rows: int) -> int:
         step = self.multiple if rows <= NARROW or self.multiple == 1 else _WIDE
@@ -60,6 +65,7 @@ class RowPlan:
 
     def padded_queries(self, rows: int) -> int:
         step = max(self.multiple, self.query_multiple)
+        step = step if rows <= _QUERY_BLOCK or step == 1 else max(step, _QUERY_BLOCK)
         return -(-rows // step) * step
 
 
@@ -84,10 +90,13 @@ def measure_rows(model: nn.Module) -> RowPlan:
             return LAW_PLAN
         counts = [count for count in counts if count <= most]
     shapes = {(call.heads, call.kv_heads, call.key_size, call.value_size, call.softcap) for call in trial.calls}
-    multiples = [_query_multiple(shape, like) for shape in shapes]
-    if 0 in multiples:
+    found = [_query_rows(shape, like) for shape in shapes]
+    if (0, 0) in found:
         return LAW_PLAN
-    return RowPlan(multiple=4, most=counts[-1], exact=True, query_multiple=max(multiples, default=1))
+    queries = max((multiple for multiple, _ in found), default=1)
+    query_most = min((most for _, most in found), default=_QUERY_COUNTS[-1])
+    kv_step = max((_kv_step(shape, queries, like) for shape in shapes), default=KV_STEP)
+    return RowPlan(multiple=4, most=counts[-1], kv_step=kv_step, exact=True, query_multiple=queries, query_most=query_most)
 
 
 def _set_slices(layers: Sequence[SlicedLinear], like: torch.Tensor) -> bool:
@@ -198,9 +207,9 @@ def _ragged_values(activation: Callable, like: torch.Tensor) -> torch.Tensor:
     return every[(vector != single) & ~(vector.isnan() & single.isnan())]
 
 
-def _query_multiple(shape: tuple, like: torch.Tensor) -> int:
-    """The least multiple of one request's rows for which attention keeps their bits, also in a longer KV buffer; 0 if
-    none does."""
+def _query_rows(shape: tuple, like: torch.Tensor) -> tuple[int, int]:
+    """The least multiple of one request's rows for which attention keeps their bits, also in a longer KV buffer, and the
+    most rows; (0, 0) if there is none."""
     heads, kv_heads, key_size, value_size, softcap = shape
     groups, step = heads // kv_heads, KV_STEP
     q, k = _normal(1, heads, _POOL, key_size), _normal(1, kv_heads, 2 * step, key_size)
@@ -214,21 +223,46 @@ def _query_multiple(shape: tuple, like: torch.Tensor) -> int:
     added = torch.zeros_like(visible, dtype=like.dtype).masked_fill(~visible, float("-inf")).to(like.device)
 
     def run(slots: int, index: list[int]) -> torch.Tensor:
-        pieces = [index[at : at + BLOCK] for at in range(0, len(index), BLOCK)]
-        rows = torch.cat([q[:, :, piece].reshape(1, kv_heads, groups * len(piece), key_size) for piece in pieces])
-        mask = torch.stack([added[piece, :slots].repeat(groups, 1)[None] for piece in pieces])
-        keys, values = (x[:, :, :slots].expand(len(pieces), -1, -1, -1) for x in (k, v))
-        out = attend(rows, keys, values, mask, None, softcap, step)
-        return out.reshape(len(pieces), heads, -1, value_size).transpose(1, 2).reshape(len(index), heads, value_size)
+        rows = q[:, :, index].reshape(1, kv_heads, groups * len(index), key_size)
+        mask = added[index, :slots].repeat(groups, 1)[None, None]
+        out = attend(rows, k[:, :, :slots], v[:, :, :slots], mask, None, softcap, step)
+        return out.reshape(heads, len(index), value_size).transpose(0, 1)
 
     runs = [partial(run, slots) for slots in (step, 2 * step)]
     # heads of no multiple of 32 change so seldom (72: 2 rows in 100) that a few samples miss it: whole blocks only
     ragged = key_size % 32 or value_size % 32
     for multiple in _QUERY_MULTIPLES[-1:] if ragged else _QUERY_MULTIPLES:
-        counts = [*range(multiple, BLOCK + 1, multiple), 2 * BLOCK, 4 * BLOCK]
-        if _agreeing(runs, counts) == counts[-1]:
-            return multiple
-    return 0
+        most = _agreeing(runs, [*range(multiple, _QUERY_BLOCK + 1, multiple), *_QUERY_COUNTS])
+        if most >= _QUERY_BLOCK:
+            return multiple, most
+    return 0, 0
+
+
+def _kv_step(shape: tuple, queries: int, like: torch.Tensor) -> int:
+    """The least step of KV lengths in which rows have the bits that they have in steps of `KV_STEP`."""
+    heads, kv_heads, key_size, value_size, softcap = shape
+    if softcap is not None or like.device.type != "cpu":
+        return KV_STEP
+    rows, slots = heads // kv_heads * queries, 3 * KV_STEP
+    q, k = _normal(1, kv_heads, rows, key_size), _normal(1, kv_heads, slots, key_size)
+    scores = (q.to(like).double() @ k.to(like).double().mT) * key_size**-0.5
+    steps = list(_KV_STEPS)
+    for length in _TEXTS:
+        weights = scores[..., :length].softmax(-1)
+        v = _normal(1, kv_heads, slots, value_size)
+        v[..., :length, :] = _cancelled(v[..., :length, :].mT, weights[:, :, :32]).mT
+        added = torch.zeros(1, 1, rows, slots).to(like)
+        added[..., length:] = float("-inf")
+        args = q.to(like), k.to(like), v.to(like), added
+
+        def run(step: int, length: int = length, args: tuple = args) -> torch.Tensor:
+            end = -(-length // step) * step
+            q, k, v, added = args
+            return attend(q, k[:, :, :end], v[:, :, :end], added[..., :end], None, None, KV_STEP)
+
+        known = run(KV_STEP)
+        steps = [step for step in steps if torch.equal(run(step), known)]
+    return min(steps, default=KV_STEP)
 
 
 def _normal(*shape: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..base import Feed, Scores
 from ..trees import require_path
 from .attention import attend
-from .bits import RowPlan
+from .bits import KV_STEP, RowPlan
 from .cache import KVCache
 from .layout import Layout, Span, positions_of, spans_of, tiles_of
 from .support import NoCache, context_of, try_out
@@ -69,9 +69,8 @@ def packed_attention(
         keys, values = span.layout.cache.write(module.layer_idx, span.start, key[0, :, at], value[0, :, at])
         mask = span.mask(query, groups, sliding_window)
         q = _folded(query, span, groups)
-        shape = (span.blocks, -1, -1, -1)
-        o = attend(q, keys.expand(shape), values.expand(shape), mask, scaling, softcap, plan.kv_step)
-        parts.append(_unfolded(o, span, groups))
+        o = attend(q, keys[None], values[None], mask, scaling, softcap, max(plan.kv_step, KV_STEP))
+        parts.append(o.view(query.shape[1], span.size, -1).transpose(0, 1)[: span.rows])
     spare = rows - sum(len(part) for part in parts)
     if spare:
         parts.append(parts[0].new_zeros(spare, *parts[0].shape[1:]))
@@ -79,26 +78,16 @@ def packed_attention(
 
 
 def _folded(query: torch.Tensor, span: Span, groups: int) -> torch.Tensor:
-    """[1, heads, rows, d] -> [blocks, kv_heads, groups·size, d], the span's rows alone.
+    """[1, heads, rows, d] -> [1, kv_heads, groups·size, d], the span's rows alone.
 
     Rows after the span's may be another request's: harmless, a row's result depends on its own query alone.
     """
     heads, rows, width = query.shape[1:]
-    end = span.lo + span.blocks * span.size
-    q = query[0, :, span.lo : end]
+    end = span.lo + span.size
+    q = query[:, :, span.lo : end]
     if end > rows:
         q = F.pad(q, (0, 0, 0, end - rows))
-    if span.blocks == 1:
-        return q.reshape(1, heads // groups, groups * span.size, width)
-    q = q.reshape(heads // groups, groups, span.blocks, span.size, width).permute(2, 0, 1, 3, 4)
-    return q.reshape(span.blocks, heads // groups, groups * span.size, width)
-
-
-def _unfolded(out: torch.Tensor, span: Span, groups: int) -> torch.Tensor:
-    """[blocks, kv_heads, groups·size, e] -> [span rows, heads, e]."""
-    blocks, kv_heads, _, width = out.shape
-    out = out.reshape(blocks, kv_heads * groups, span.size, width).transpose(1, 2)
-    return out.reshape(blocks * span.size, kv_heads * groups, width)[: span.rows]
+    return q.reshape(1, heads // groups, groups * span.size, width)
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
@@ -159,9 +148,9 @@ class HFTarget:
             draftproof=Packing(spans, self.plan),
         ).logits[0]
         at = 0
-        for (feed, _, _), rows in zip(tile, wanted, strict=True):
+        for span, rows in zip(spans, wanted, strict=True):
             if rows:
-                found[feed].append(logits[at : at + len(rows)])
+                found[layouts.index(span.layout)].append(logits[at : at + len(rows)])
                 at += len(rows)
 
     def _to_numpy(self, logits: list[torch.Tensor]) -> np.ndarray:

@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 
 from ..base import Feed
 from ..trees import ancestors, depths, is_chain
-from .attention import BLOCK
 from .bits import RowPlan
 from .cache import KVCache
 
@@ -63,7 +62,7 @@ class Layout:
 
 @dataclass(slots=True)
 class Span:
-    """Feed rows first..last − 1 at rows lo.. of a tile, in `blocks` pieces of `size` query rows, the last one padded.
+    """Feed rows first..last − 1 at rows lo.. of a tile, padded to `size` query rows, against `slots` keys.
 
     Its masks are made once a forward and shared by the layers that are alike.
     """
@@ -72,7 +71,6 @@ class Span:
     first: int
     last: int
     lo: int
-    blocks: int
     size: int
     slots: int
     _masks: dict[tuple, torch.Tensor] = field(default_factory=dict)
@@ -86,28 +84,26 @@ class Span:
         """The first row's slot."""
         return self.layout.start + self.first
 
-    def mask(self, like: torch.Tensor, groups: int, window: int | None) -> Float[torch.Tensor, "b 1 n s"]:
-        """[blocks, 1, groups·size, slots], 0 or −inf in the dtype of `like`: the heads of a group repeat the rows."""
+    def mask(self, like: torch.Tensor, groups: int, window: int | None) -> Float[torch.Tensor, "1 1 n s"]:
+        """[1, 1, groups·size, slots], 0 or −inf in the dtype of `like`: the heads of a group repeat the rows."""
         key = groups, window, like.dtype
         if key not in self._masks:
-            padded = self.blocks * self.size
-            seen = self.layout.visible(self.first, self.last, padded, self.slots, window)
+            seen = self.layout.visible(self.first, self.last, self.size, self.slots, window)
             added = torch.zeros(seen.shape, dtype=like.dtype).masked_fill_(~seen, float("-inf"))
-            added = added.view(self.blocks, 1, self.size, self.slots).expand(-1, groups, -1, -1)
-            self._masks[key] = added.reshape(self.blocks, 1, groups * self.size, self.slots).to(like.device)
+            self._masks[key] = added.repeat(groups, 1)[None, None].to(like.device)
         return self._masks[key]
 
 
 def spans_of(layouts: Sequence[Layout], rows: Sequence[tuple[int, int, int]], plan: RowPlan) -> list[Span]:
-    """A tile's (feed, first, last) as spans, in order."""
+    """A tile's (feed, first, last) as spans, in order. A long chunk makes several: the earlier ones read fewer keys."""
     spans, lo = [], 0
-    for feed, first, last in rows:
-        count = last - first
-        size = plan.padded_queries(count) if count <= BLOCK else plan.padded_queries(BLOCK)
-        blocks = -(-count // size)
-        slots = -(-(layouts[feed].start + last) // plan.kv_step) * plan.kv_step
-        spans.append(Span(layouts[feed], first, last, lo, blocks, size, slots))
-        lo += count
+    for feed, start, end in rows:
+        for first in range(start, end, plan.query_most):
+            last = min(end, first + plan.query_most)
+            count = last - first
+            slots = -(-(layouts[feed].start + last) // plan.kv_step) * plan.kv_step
+            spans.append(Span(layouts[feed], first, last, lo, plan.padded_queries(count), slots))
+            lo += count
     return spans
 
 
