@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from jaxtyping import Float, Shaped
 
+
 def attend(
     q: Float[torch.Tensor, "1 h n d"],
     k: Float[torch.Tensor, "1 h s d"],

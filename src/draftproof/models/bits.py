@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from .attention import attend
-from .products import SlicedLinear
+from .products import SlicedLinear, plain
 from .support import Trial, try_out
 
 NARROW = 64
@@ -30,6 +30,7 @@ MOST = 512
 """Most rows of a forward where rows are padded."""
 
 _WIDE = 64
+_SLICE = 32  # whole tiles of the matrix units
 _COUNTS = (*range(4, NARROW + 1, 4), *range(NARROW + _WIDE, MOST + 1, _WIDE))
 _HUGE = 1 << 24  # numbers of a weight from which on only narrow counts are measured: an output layer sees no more
 
@@ -96,7 +97,9 @@ def measure_rows(model: nn.Module) -> RowPlan:
     queries = max((multiple for multiple, _ in found), default=1)
     query_most = min((most for _, most in found), default=_QUERY_COUNTS[-1])
     kv_step = max((_kv_step(shape, queries, like) for shape in shapes), default=KV_STEP)
-    return RowPlan(multiple=4, most=counts[-1], kv_step=kv_step, exact=True, query_multiple=queries, query_most=query_most)
+    return RowPlan(
+        multiple=4, most=counts[-1], kv_step=kv_step, exact=True, query_multiple=queries, query_most=query_most
+    )
 
 
 def _set_slices(layers: Sequence[SlicedLinear], like: torch.Tensor) -> bool:
@@ -105,14 +108,23 @@ def _set_slices(layers: Sequence[SlicedLinear], like: torch.Tensor) -> bool:
     for layer in layers:
         alike.setdefault((*_kind_of(layer), layer.bias is None), []).append(layer)
     for same in alike.values():
-        counts = [n for n in _COUNTS if n <= NARROW or same[0].in_features * same[0].out_features < _HUGE]
-        samples = _cancelling(same[0]).to(like)
-        most = _agreeing([lambda index, of=same[0], x=samples: of.product(x[index])], counts)
+        most = _rows_of(same[0], like)
+        if most <= 4 and type(same[0]) is not SlicedLinear:
+            for layer in same:
+                plain(layer)
+            most = _rows_of(same[0], like)
         if most <= 4:
             return False
         for layer in same:
             layer.most = most
     return True
+
+
+def _rows_of(layer: SlicedLinear, like: torch.Tensor) -> int:
+    counts = [n for n in _COUNTS if n <= NARROW or layer.in_features * layer.out_features < _HUGE]
+    samples = _cancelling(layer).to(like)
+    most = _agreeing([lambda index: layer.product(samples[index])], counts)
+    return most if most < _SLICE else most - most % _SLICE
 
 
 def _kind_of(layer: Any) -> tuple:
@@ -152,7 +164,7 @@ def _row_runs(modules: Iterable[nn.Module], like: torch.Tensor) -> Iterator[_Run
     products, activations, widths = {}, {}, set[int]()
     for module in modules:
         if isinstance(module, SlicedLinear):
-            widths |= {module.in_features, module.out_features}
+            widths.add(module.in_features)
         elif isinstance(module, nn.Linear | Conv1D):
             products[*_kind_of(module), module.bias is None] = module
         elif any(kind.__module__ in _ACTIVATIONS for kind in type(module).__mro__):
@@ -208,8 +220,8 @@ def _ragged_values(activation: Callable, like: torch.Tensor) -> torch.Tensor:
 
 
 def _query_rows(shape: tuple, like: torch.Tensor) -> tuple[int, int]:
-    """The least multiple of one request's rows for which attention keeps their bits, also in a longer KV buffer, and the
-    most rows; (0, 0) if there is none."""
+    """The least multiple of one request's rows for which attention keeps their bits, also in a longer KV buffer, and
+    the most rows; (0, 0) if there is none."""
     heads, kv_heads, key_size, value_size, softcap = shape
     groups, step = heads // kv_heads, KV_STEP
     q, k = _normal(1, heads, _POOL, key_size), _normal(1, kv_heads, 2 * step, key_size)

@@ -30,7 +30,7 @@ _DTYPES = (torch.bfloat16, torch.float32)
 
 
 class SlicedLinear(nn.Linear):
-    """A linear layer that never multiplies more than `most` rows at once: above, its kernel adds up in another order."""
+    """A linear layer that multiplies at most `most` rows at once: with more, its kernel adds up in another order."""
 
     most: int = UNLIMITED
 
@@ -38,13 +38,13 @@ class SlicedLinear(nn.Linear):
     def dtype(self) -> torch.dtype:
         return self.weight.dtype
 
-    def forward(self, x: Float[torch.Tensor, "*b k"]) -> Float[torch.Tensor, "*b n"]:  # ty: ignore[invalid-method-override]
-        rows = x.reshape(-1, x.shape[-1])
+    def forward(self, input: Float[torch.Tensor, "*b k"]) -> Float[torch.Tensor, "*b n"]:
+        rows = input.reshape(-1, input.shape[-1])
         if len(rows) <= self.most:
             y = self.product(rows)
         else:
             y = torch.cat([self.product(some) for some in rows.split(self.most)])
-        return y.view(*x.shape[:-1], y.shape[-1])
+        return y.view(*input.shape[:-1], y.shape[-1])
 
     def product(self, x: Float[torch.Tensor, "r k"]) -> Float[torch.Tensor, "r n"]:
         return F.linear(x, self.weight, self.bias)
@@ -69,7 +69,7 @@ class PackedLinear(SlicedLinear):
         return self.packed.dtype
 
     @property
-    def weight(self) -> torch.Tensor:  # ty: ignore[invalid-attribute-override]
+    def weight(self) -> torch.Tensor:  # ty: ignore[incompatible-property-override]
         return self.packed.to_dense()
 
     def product(self, x: Float[torch.Tensor, "r k"]) -> Float[torch.Tensor, "r n"]:
@@ -91,7 +91,7 @@ class PackedLinear(SlicedLinear):
         self._load_from_state_dict(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict) -> nn.Linear:
-        other = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        other: Any = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         other.weight = nn.Parameter(self.weight, requires_grad=False)
         other.bias = None if self.bias is None else nn.Parameter(self.bias.detach().clone(), requires_grad=False)
         _pack(other)
@@ -125,6 +125,12 @@ def quicken(model: nn.Module) -> list[nn.Module]:
     return done
 
 
+def plain(layer: SlicedLinear) -> None:
+    """Torch's own product again, still in slices."""
+    restore([layer])
+    layer.__class__ = SlicedLinear
+
+
 def restore(modules: Iterable[nn.Module]) -> None:
     """Ordinary layers again, with the bits they had."""
     for module in modules:
@@ -133,6 +139,13 @@ def restore(modules: Iterable[nn.Module]) -> None:
         elif isinstance(module, SlicedLinear):
             module.__class__ = nn.Linear
             module.__dict__.pop("most", None)
+
+
+def trim() -> None:
+    """Hand freed memory back to the system: measuring leaves some hundred megabytes in the allocator's pockets."""
+    give = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if give is not None:
+        give(0)
 
 
 def _owners(model: nn.Module) -> dict[int, int]:
@@ -159,14 +172,14 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 @torch.inference_mode()
-def _choose(module: nn.Linear, shared: bool) -> type[SlicedLinear] | None:
+def _choose(module: Any, shared: bool) -> type[SlicedLinear] | None:
     """The class for layers like this one. The choice never turns on a clock where it would change the bits."""
     x = torch.randn(_TRIED, module.in_features, generator=torch.Generator().manual_seed(0)).to(module.weight.dtype)
     stock = F.linear(x, module.weight, module.bias)
     kind: type[SlicedLinear] = SlicedLinear
     with suppress(RuntimeError, NotImplementedError, AttributeError):  # no such kernel in this build
         if module.weight.dtype is torch.bfloat16:
-            quick = TransposedLinear.product(_as(module, TransposedLinear), x)
+            quick = _as(module, TransposedLinear).product(x)
             if torch.equal(quick, stock) and _is_quicker(module, x):
                 kind = TransposedLinear
         elif not shared and torch.backends.mkldnn.is_available():
@@ -176,12 +189,12 @@ def _choose(module: nn.Linear, shared: bool) -> type[SlicedLinear] | None:
     return kind
 
 
-def _as(module: nn.Linear, kind: type[SlicedLinear]) -> SlicedLinear:
+def _as(module: nn.Linear, kind: type[SlicedLinear]) -> Any:
     """A layer of that kind with the module's own weights, beside it."""
-    other = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
+    other: Any = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
     other.weight, other.bias = module.weight, module.bias
     _become(other, kind)
-    return other  # ty: ignore[invalid-return-type]
+    return other
 
 
 def _align(weight: torch.Tensor) -> None:
@@ -209,7 +222,9 @@ def _is_quicker(module: nn.Linear, x: torch.Tensor) -> bool:
     cache, as it does not in a forward."""
     transposed = _as(module, TransposedLinear)
     ours, stock = [], []
-    for _ in range(6 if module.weight.numel() < 1 << 22 else 3):  # the first of either pays for the making of its kernel
+    for _ in range(
+        6 if module.weight.numel() < 1 << 22 else 3
+    ):  # the first of either pays for the making of its kernel
         ours.append(_seconds(lambda: transposed(x)))
         stock.append(_seconds(lambda: F.linear(x, module.weight, module.bias)))
     return min(ours) < 1.5 * min(stock) + 1e-4
