@@ -201,3 +201,17 @@ def test_a_layer_whose_kernel_changes_slices_its_rows_and_the_plan_goes_on(dtype
     x = torch.randn(1, 40, 48).to(dtype)
     with torch.inference_mode():
         assert torch.equal(layer(x)[:, :4], layer(x[:, :4]))
+
+
+class _NeverAgrees(TransposedLinear):
+    """A row's bits depend on its place."""
+
+    def product(self, x):
+        return super().product(x) * (1 + 2**-6 * torch.arange(len(x), dtype=x.dtype)[:, None])
+
+
+def test_a_quick_product_that_keeps_no_bits_is_undone(dtype):
+    layer = small(dtype)
+    layer.__class__ = _NeverAgrees
+    measure_rows(nn.Sequential(layer))
+    assert type(layer) is SlicedLinear

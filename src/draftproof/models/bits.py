@@ -103,17 +103,18 @@ def measure_rows(model: nn.Module) -> RowPlan:
 
 
 def _set_slices(layers: Sequence[SlicedLinear], like: torch.Tensor) -> bool:
-    """Measure each distinct product and let its layers take their rows in slices that agree. False if none does."""
+    """Measure each distinct product and let its layers take their rows in slices that agree. False if none does, not
+    even in slices of 4."""
     alike: dict[tuple, list[SlicedLinear]] = {}
     for layer in layers:
         alike.setdefault((*_kind_of(layer), layer.bias is None), []).append(layer)
     for same in alike.values():
         most = _rows_of(same[0], like)
-        if most <= 4 and type(same[0]) is not SlicedLinear:
+        if not most and type(same[0]) is not SlicedLinear:
             for layer in same:
                 plain(layer)
             most = _rows_of(same[0], like)
-        if most <= 4:
+        if not most:
             return False
         for layer in same:
             layer.most = most

@@ -106,9 +106,6 @@ def quicken(model: nn.Module) -> list[nn.Module]:
     Left alone: other classes than `nn.Linear` itself, layers with hooks, on another device or of another dtype.
     """
     owners = _owners(model)
-    for weight in model.parameters():  # also what is not exchanged: one tensor left in a file keeps all of it mapped
-        if weight.device.type == "cpu" and weight.is_contiguous():
-            _align(weight)
     verdicts: dict[tuple, type[SlicedLinear] | None] = {}
     done = []
     for module in dict.fromkeys(model.modules()):
@@ -174,13 +171,14 @@ def _is_plain(module: nn.Module) -> bool:
 @torch.inference_mode()
 def _choose(module: Any, shared: bool) -> type[SlicedLinear] | None:
     """The class for layers like this one. The choice never turns on a clock where it would change the bits."""
-    x = torch.randn(_TRIED, module.in_features, generator=torch.Generator().manual_seed(0)).to(module.weight.dtype)
-    stock = F.linear(x, module.weight, module.bias)
+    many = torch.randn(8 * _TRIED, module.in_features, generator=torch.Generator().manual_seed(0))
+    x, *others = many.to(module.weight.dtype).split(_TRIED)
     kind: type[SlicedLinear] = SlicedLinear
     with suppress(RuntimeError, NotImplementedError, AttributeError):  # no such kernel in this build
         if module.weight.dtype is torch.bfloat16:
-            quick = _as(module, TransposedLinear).product(x)
-            if torch.equal(quick, stock) and _is_quicker(module, x):
+            quick = _as(module, TransposedLinear).product
+            same = all(torch.equal(quick(rows), F.linear(rows, module.weight, module.bias)) for rows in (x, *others))
+            if same and _is_quicker(module, x):
                 kind = TransposedLinear
         elif not shared and torch.backends.mkldnn.is_available():
             trial = _as(module, PackedLinear)
@@ -222,9 +220,8 @@ def _is_quicker(module: nn.Linear, x: torch.Tensor) -> bool:
     cache, as it does not in a forward."""
     transposed = _as(module, TransposedLinear)
     ours, stock = [], []
-    for _ in range(
-        6 if module.weight.numel() < 1 << 22 else 3
-    ):  # the first of either pays for the making of its kernel
+    repeats = 6 if module.weight.numel() < 1 << 22 else 3
+    for _ in range(repeats):  # the first of either pays for the making of its kernel
         ours.append(_seconds(lambda: transposed(x)))
         stock.append(_seconds(lambda: F.linear(x, module.weight, module.bias)))
     return min(ours) < 1.5 * min(stock) + 1e-4
@@ -250,6 +247,8 @@ def _become(module: Any, kind: type[SlicedLinear]) -> None:
     if kind is PackedLinear:
         _pack(module)
         return
+    if kind is TransposedLinear:
+        _align(module.weight)
     module.__class__ = kind
 
 
