@@ -15,6 +15,7 @@ from draftproof.base import Feed
 from draftproof.models import bits
 from draftproof.models.bits import LAW_PLAN, RowPlan, measure_rows
 from draftproof.models.hf import HFTarget
+from draftproof.models.products import quicken
 from tests.tiny import ARCHITECTURES, build, tokens_of
 
 # beside the tiny architectures: heads of shapes whose attention kernels have been seen to change with the row count
@@ -42,6 +43,7 @@ def test_rows_keep_their_bits_in_company(name, dtype, threads):
     torch.set_num_threads(THREADS.get(name, 1))
     base, changed = SHAPES[name]
     model = build(ARCHITECTURES[base], getattr(torch, dtype), **changed)
+    quicken(model)
     plan = measure_rows(model)
     if not plan.exact:
         pytest.skip(f"on this machine {dtype} rows of this model change with the shape of their forward")
@@ -150,7 +152,34 @@ def test_attention_that_changes_is_padded_further_or_given_up(monkeypatch):
     plan = measure_rows(model)
     assert not plan.exact or plan.query_multiple >= 16
     monkeypatch.setattr(bits, "attend", every_count_differs)
-    assert measure_rows(model) == LAW_PLAN
+    plan = measure_rows(model)
+    assert not plan.exact or plan.query_multiple == plan.query_most, "a single count agrees with itself"
+
+
+def test_attention_that_changes_in_a_longer_buffer_gets_the_longer_step(monkeypatch):
+    """Sums that go over a ragged end of 64 keys differ, over one of 256 they do not."""
+    shape, like, attend = (4, 2, 16, 16, None), torch.zeros(1), bits.attend
+    monkeypatch.setattr(bits, "attend", lambda q, k, *other: attend(q, k, *other) * (1 + 2**-20 * (k.shape[2] % 256)))
+    assert bits._kv_step(shape, 4, like) in (256, 512)
+    monkeypatch.setattr(bits, "attend", lambda q, k, *other: attend(q, k, *other) * (1 + 2**-20 * (k.shape[2] % 512)))
+    assert bits._kv_step(shape, 4, like) == 512
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "mistral", "gpt2"])
+def test_a_whole_prompt_has_the_bits_of_its_pieces(name, dtype):
+    model = build(ARCHITECTURES[name], getattr(torch, dtype))
+    quicken(model)
+    plan = measure_rows(model)
+    if not plan.exact:
+        pytest.skip(f"on this machine {dtype} rows of this model change with the shape of their forward")
+    target, text = HFTarget(model, plan), tokens_of(53, 700)
+    want = tuple(range(0, len(text), 7))
+    [whole] = _feed(target, [Feed(target.open(10), text, want=want)])
+    session, rows = target.open(len(text)), []
+    for at in range(0, len(text), 35):
+        rows += _feed(target, [Feed(session, text[at : at + 35], want=(0, 7, 14, 21, 28))])
+    np.testing.assert_array_equal(whole, np.concatenate(rows))
 
 
 def test_experts_promise_nothing():
@@ -172,6 +201,9 @@ def test_padding():
     plan = RowPlan(multiple=4, most=12, exact=True, query_multiple=16)
     assert [plan.padded(n) for n in (1, 4, 5, 12)] == [4, 4, 8, 12]
     assert [plan.padded_queries(n) for n in (1, 12, 16, 17)] == [16, 16, 16, 32]
+    wide = RowPlan(multiple=4, most=512, exact=True, query_multiple=4)
+    assert [wide.padded(n) for n in (5, 64, 65, 300, 512)] == [8, 64, 128, 320, 512]
+    assert [wide.padded_queries(n) for n in (5, 32, 33, 100, 128)] == [8, 32, 64, 128, 128]
     assert [LAW_PLAN.padded(n) for n in (1, 7)] == [LAW_PLAN.padded_queries(n) for n in (1, 7)] == [1, 7]
 
 
@@ -179,4 +211,4 @@ def test_padding():
 def test_heads_of_odd_sizes_attend_in_whole_blocks(heads):
     """Their rows change with smaller counts, too seldom for a few samples to show it on every machine."""
     many, few, size = heads
-    assert bits._query_multiple((many, few, size, size, None), 32, torch.zeros(1, dtype=torch.bfloat16)) in (0, 32)
+    assert bits._query_rows((many, few, size, size, None), torch.zeros(1, dtype=torch.bfloat16))[0] in (0, 32)

@@ -216,6 +216,21 @@ def test_past_a_step_of_the_buffer_and_past_its_capacity(architecture):
     case.extend(session, [*text, *tokens_of(32, 30)], [1, 20, 1, 1, 7])
 
 
+def test_a_prompt_in_one_piece_then_a_tree_then_its_mate(architecture):
+    """Several spans of one request in a tile, of which the last is ragged; then two requests that share a tile."""
+    case = _case(architecture, torch.float64, RowPlan(multiple=4, most=512, kv_step=64, exact=True, query_most=32))
+    text, tree = list(tokens_of(34, 171)), TREE[:6]
+    session = case.target.open(180)
+    case.extend(session, text[:-1], [170])
+    nodes, other = tokens_of(35, len(tree)), tokens_of(36, 100)
+    mate = case.target.open(100)
+    feeds = [Feed(mate, other, want=(3, 40, 99)), Feed(session, (text[-1], *nodes), tree)]
+    scores = case.target.forward(feeds)
+    for row, at in enumerate((3, 40, 99)):
+        case.check(scores[0].logits[row : row + 1], other, at)
+    case.check_tree(scores[1].logits, text, tree, nodes)
+
+
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_up_to_the_last_position(architecture, plan):
     case = _case(architecture, torch.float64, plan, max_position_embeddings=48)

@@ -56,8 +56,8 @@ def examine(
     progress("one token at a time")
     alone = [_alone(target, text) for text in texts]
     findings = []
-    for name, most in (("chunks of up to 7 rows, with mates", 7), ("chunks of up to 60 rows, with mates", 60)):
-        progress(name)
+    for most in (7, 60, 600):
+        progress(name := f"chunks of up to {most} rows, with mates")
         together = _together(target, texts, most, rng)
         findings.append(_compare(name, alone, together))
     progress("draft trees")

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Shaped
 
 
 def attend(
     q: Float[torch.Tensor, "1 h n d"],
     k: Float[torch.Tensor, "1 h s d"],
     v: Float[torch.Tensor, "1 h s e"],
-    mask: Bool[torch.Tensor, "1 1 n s"],
+    mask: Shaped[torch.Tensor, "1 1 n s"],
     scaling: float | None,
     softcap: float | None,
     kv_step: int,
 ) -> Float[torch.Tensor, "1 h n e"]:
-    """Every query row sees at least one key."""
+    """Every query row sees at least one key. mask: what is added to the scores, 0 or −inf, in the dtype of q (torch
+    would make the same of a boolean one, once a layer)."""
     if softcap is not None:
         return _attend_with_softcap(q, k, v, mask, scaling, softcap, kv_step)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
@@ -32,7 +33,7 @@ def _attend_with_softcap(q, k, v, mask, scaling, softcap, kv_step) -> torch.Tens
     q = q.to(dtype) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
     steps = [slice(at, at + kv_step) for at in range(0, k.shape[2], kv_step)]
     scores = [softcap * torch.tanh(q @ k[:, :, step].to(dtype).transpose(-1, -2) / softcap) for step in steps]
-    scores = [x.masked_fill(~mask[..., step], float("-inf")) for x, step in zip(scores, steps, strict=True)]
+    scores = [x + mask[..., step] for x, step in zip(scores, steps, strict=True)]
     peak = torch.stack([x.amax(-1, keepdim=True) for x in scores]).amax(0)
     weights = [(x - peak).exp() for x in scores]
     total = sum(x.sum(-1, keepdim=True) for x in weights)

