@@ -21,7 +21,8 @@ from transformers.pytorch_utils import Conv1D
 
 from .attention import attend
 from .products import SlicedLinear, plain
-from .support import Trial, try_out
+from .siblings import Shared, SiblingLinear
+from .support import Trial, is_activation, try_out
 
 NARROW = 64
 """Up to here a forward has a multiple of 4 rows; prompts come in multiples of `_WIDE`. Every count is measured."""
@@ -41,7 +42,6 @@ _QUERY_MULTIPLES = (4, 8, 16, 32)  # the fused CPU attention takes its query row
 _QUERY_BLOCK = _QUERY_MULTIPLES[-1]
 _QUERY_COUNTS = (64, 96, 128)  # of a prompt's chunk; longer ones would read keys that none of their rows sees
 _POOL = 16  # sample rows, each met at many places of a call
-_ACTIVATIONS = {"torch.nn.modules.activation", "transformers.activations"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,25 @@ def _set_slices(layers: Sequence[SlicedLinear], like: torch.Tensor) -> bool:
             return False
         for layer in same:
             layer.most = most
+    _set_shared_slices(layers, like)
     return True
 
 
-def _rows_of(layer: SlicedLinear, like: torch.Tensor) -> int:
+def _set_shared_slices(layers: Sequence[SlicedLinear], like: torch.Tensor) -> None:
+    """The same for products that several layers share; a shared one that does not agree is given up."""
+    limits: dict[tuple[int, int], int] = {}
+    shared = [layer.shared for layer in layers if isinstance(layer, SiblingLinear) and layer.shared is not None]
+    for one in dict.fromkeys(shared):
+        shape = one.out_features, one.in_features
+        if shape not in limits:
+            limits[shape] = min(_rows_of(one, like), *(layer.most for layer in one.layers))
+        if limits[shape]:
+            one.most = limits[shape]
+        else:
+            one.dissolve()
+
+
+def _rows_of(layer: SlicedLinear | Shared, like: torch.Tensor) -> int:
     counts = [n for n in _COUNTS if n <= NARROW or layer.in_features * layer.out_features < _HUGE]
     samples = _cancelling(layer).to(like)
     most = _agreeing([lambda index: layer.product(samples[index])], counts)
@@ -168,7 +183,7 @@ def _row_runs(modules: Iterable[nn.Module], like: torch.Tensor) -> Iterator[_Run
             widths.add(module.in_features)
         elif isinstance(module, nn.Linear | Conv1D):
             products[*_kind_of(module), module.bias is None] = module
-        elif any(kind.__module__ in _ACTIVATIONS for kind in type(module).__mro__):
+        elif is_activation(module):
             activations[type(module)] = module
     for layer in sorted(products.values(), key=lambda layer: layer.weight.numel()):
         samples = _cancelling(layer).to(like)

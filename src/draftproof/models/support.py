@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -21,6 +21,7 @@ _HARMLESS = {
     *("dropout", "scaling", "is_causal", "position_ids", "use_cache"),
     *("output_attentions", "output_hidden_states", "output_router_logits"),
 }
+_ACTIVATIONS = {"torch.nn.modules.activation", "transformers.activations"}
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -77,11 +78,45 @@ ALL_ATTENTION_FUNCTIONS.register(_TRIAL, _write_down)
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """Which linear layers ran, in order, on which input, and whose result another module read. The tensors are kept, so
+    that none takes another's place in memory."""
+
+    linears: list[tuple[nn.Module, torch.Tensor]] = field(default_factory=list)
+    results: dict[int, tuple[nn.Module, torch.Tensor]] = field(default_factory=dict)  # by storage
+    by_rows: set[nn.Module] = field(default_factory=set)
+
+    def enter(self, module: nn.Module, args: tuple) -> None:
+        if not args or not isinstance(args[0], torch.Tensor):
+            return
+        if isinstance(module, nn.Linear):
+            self.linears.append((module, args[0]))
+        elif not is_activation(module):
+            source = self.results.get(args[0].untyped_storage().data_ptr())
+            if source is not None:
+                self.by_rows.add(source[0])
+
+    def leave(self, module: nn.Module, args: tuple, result: object) -> None:
+        if isinstance(module, nn.Linear) and isinstance(result, torch.Tensor):
+            self.results[result.untyped_storage().data_ptr()] = module, result
+
+    def is_read_by_rows(self, module: nn.Module) -> bool:
+        """Whether a norm, say, reads its result row by row; then its layout could change what it adds up first."""
+        return module in self.by_rows
+
+
+def is_activation(module: nn.Module) -> bool:
+    """A module that treats every number alike."""
+    return any(kind.__module__ in _ACTIVATIONS for kind in type(module).__mro__)
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """What a forward over text does. modules: those that ran, so not a vision tower's."""
 
     calls: list[Call] = field(default_factory=list)
     modules: set[nn.Module] = field(default_factory=set)
+    seen: Seen = field(default_factory=lambda: Seen())
 
 
 def try_out(model: PreTrainedModel) -> Trial:
@@ -103,7 +138,11 @@ def try_out(model: PreTrainedModel) -> Trial:
 @torch.inference_mode()
 def _run(model: PreTrainedModel, trial: Trial) -> None:
     training, known = model.training, model.config._attn_implementation
-    hook = register_module_forward_pre_hook(lambda module, args: trial.modules.add(module))
+    hooks = [
+        register_module_forward_pre_hook(lambda module, args: trial.modules.add(module)),
+        register_module_forward_pre_hook(trial.seen.enter),
+        register_module_forward_hook(trial.seen.leave),
+    ]
     model.eval().set_attn_implementation(_TRIAL)
     try:
         model(
@@ -115,7 +154,8 @@ def _run(model: PreTrainedModel, trial: Trial) -> None:
             draftproof=trial.calls,
         )
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
         model.train(training).set_attn_implementation(known)
 
 
