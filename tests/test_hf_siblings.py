@@ -7,11 +7,19 @@ import pytest
 import torch
 from torch import nn
 
+from draftproof.models import products
 from draftproof.models.bits import LAW_PLAN, measure_rows
 from draftproof.models.products import TransposedLinear, quicken, restore
 from draftproof.models.siblings import Shared, SiblingLinear, share
 from tests.test_hf_products import logits
 from tests.tiny import ARCHITECTURES, build
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Other work on the machine must not talk a test out of a product."""
+    monkeypatch.setattr(products, "_is_quicker", lambda module, x: True)
+
 
 SHARED = {
     "llama": {("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")},
