@@ -31,6 +31,7 @@ TOP_P = (1.0, 0.9)
 
 _ZIPF, _NOISE, _DRIFT = 1.6, 0.3, 0.6  # the drafter is the target, as much noise away
 _ROOT = 17  # committed tokens
+_PAUSE = 0.01
 _PATIENCE = 1.0  # seconds that one system may take in one cell, beyond its first run
 
 
@@ -241,6 +242,7 @@ def _interleaved(systems: dict[str, Callable[[], Any]], rounds: int = 15) -> dic
     for _ in range(rounds + 1):
         for name, run in systems.items():
             if len(times[name]) < 2 or sum(times[name][1:]) < _PATIENCE:
+                time.sleep(_PAUSE)  # the threads of the system before wait for more work by spinning
                 began = time.perf_counter()
                 run()
                 times[name].append(time.perf_counter() - began)

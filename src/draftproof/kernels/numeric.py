@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from .cached import intrinsic, njit
 
@@ -46,6 +47,22 @@ def wide(typing_context):
         return context.get_dummy_value()
 
     return types.none(), generate
+
+
+@intrinsic
+def fetch(typing_context, words, index):
+    """Start to bring words[index] into the cache."""
+
+    def generate(context, builder, signature, args):
+        array = context.make_array(words)(context, builder, args[0])
+        place = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [place, number(0), number(3), number(1)])  # to read, into all caches, data
+        return context.get_dummy_value()
+
+    return types.none(words, index), generate
 
 
 @intrinsic

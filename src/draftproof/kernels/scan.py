@@ -13,9 +13,10 @@ from numba import prange
 
 from ..chance import GROUP
 from .cached import njit
-from .numeric import LOWEST, key, key_to_logit, light_rest, logit, mass, power, skim, top, wide
+from .numeric import LOWEST, fetch, key, key_to_logit, light_rest, logit, mass, power, skim, top, wide
 
 _HEAVY = -8.0  # log2: groups whose largest token has more than this share of the peak's weight are added in float64
+_AHEAD = 4  # groups
 _PIECES = 8  # of a row that is split among threads
 
 
@@ -51,6 +52,10 @@ def piece(words, first, last, tops, scale):
     height = -np.inf
     for g in range(first, last):
         start, stop = g * GROUP, min((g + 1) * GROUP, len(words))
+        ahead = start + _AHEAD * GROUP
+        if ahead + GROUP <= len(words):  # memory works while this group is added up
+            for i in range(ahead, ahead + GROUP, 64 // words.itemsize):
+                fetch(words, i)
         if scale == 0.0 or peak == LOWEST:
             largest, nan = top(words, start, stop)
             light = np.nan if nan else 0.0
