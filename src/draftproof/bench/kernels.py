@@ -31,8 +31,8 @@ TOP_P = (1.0, 0.9)
 
 _ZIPF, _NOISE, _DRIFT = 1.6, 0.3, 0.6  # the drafter is the target, as much noise away
 _ROOT = 17  # committed tokens
-_PAUSE = 0.01
-_PATIENCE = 1.0  # seconds that one system may take in one cell, beyond its first run
+_ON_END = 3
+_PATIENCE = 1.0  # seconds that one system may take in one cell, once it was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,17 +236,23 @@ def measure(b: int, k: int, v: int, top_p: float) -> Cell:
     return cell
 
 
-def _interleaved(systems: dict[str, Callable[[], Any]], rounds: int = 15) -> dict[str, list[float]]:
-    """Seconds of each run, a round of all systems after the other; slow ones sit out when their time is used up."""
+def _interleaved(systems: dict[str, Callable[[], Any]], rounds: int = 6) -> dict[str, list[float]]:
+    """Seconds of each run: rounds of all systems in turn, `_ON_END` runs each. The first of those is not counted: the
+    threads of the system before still wait for more work, spinning. Slow ones sit out when their time is used up."""
     times: dict[str, list[float]] = {name: [] for name in systems}
-    for _ in range(rounds + 1):
+    for _ in range(rounds):
         for name, run in systems.items():
-            if len(times[name]) < 2 or sum(times[name][1:]) < _PATIENCE:
-                time.sleep(_PAUSE)  # the threads of the system before wait for more work by spinning
-                began = time.perf_counter()
-                run()
-                times[name].append(time.perf_counter() - began)
-    return {name: each[1:] for name, each in times.items()}  # the first run warms up
+            if times[name] and sum(times[name]) > _PATIENCE:
+                continue
+            each = [_seconds(run) for _ in range(_ON_END)]
+            times[name] += each[1:]
+    return times
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
 
 
 def grid(
