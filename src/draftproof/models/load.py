@@ -95,7 +95,7 @@ def load(
 
 def _trial_logits(model: Any) -> np.ndarray:
     target = HFTarget(model, LAW_PLAN)
-    [scores] = target.forward([Feed(target.open(4), (0, 1, 2, 3), want=(0, 1, 2, 3))])
+    [scores] = target.forward([Feed(target.open(4), (0,) * 4, want=(0, 1, 2, 3))])
     return scores.logits
 
 
