@@ -14,13 +14,13 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
 from ..base import Purpose, token_key
 from ..chance import PhiloxChance
-from ..kernels import KERNELS, Batch, decide, draw, seed_words, settings_of
+from ..kernels import KERNELS, Batch, decide, draw, seed_words, settings_of, words_of
+from ..kernels.batch import stream
 from ..kernels.lazy import KernelChance, raw_law_of
 from ..sampling import SamplingParams, law_of
 
@@ -202,32 +202,20 @@ def rows_needed(rule: str, accepted: np.ndarray, k: int) -> int:
     return int((2 * judged + (accepted == k)).sum())
 
 
-@numba.njit(fastmath={"reassoc", "nsz"}, parallel=True)
-def _read(rows):
-    out = np.empty(len(rows), np.float32)
-    for i in numba.prange(len(rows)):
-        total = np.float32(0.0)
-        row = rows[i]
-        for j in range(len(row)):
-            total += row[j]
-        out[i] = total
-    return out
-
-
 def measure(b: int, k: int, v: int, top_p: float) -> Cell:
     """One cell: all systems in turn, several rounds, medians."""
     given = problem(b, k, v, top_p)
-    rows = [given.logits.reshape(-1, v), given.q_logits.reshape(-1, v)]
+    rows = [words_of(each.reshape(-1, v)) for each in (given.logits, given.q_logits)]
     systems: dict[str, Callable[[], Any]] = {rule: ours(given, rule) for rule in KERNELS}
     systems |= {
-        "read": lambda: [_read(each) for each in rows],
+        "read": lambda: [stream(each) for each in rows],
         "textbook": textbook(given),
         "hugging face": hugging_face(given),
         "torch": plain_torch(given),
     }
     times = _interleaved(systems)
     seconds = {name: median(each) for name, each in times.items()}
-    bandwidth = sum(each.nbytes for each in rows) / seconds.pop("read")
+    bandwidth = (given.logits.nbytes + given.q_logits.nbytes) / seconds.pop("read")
     cell = Cell(b, k, v, top_p, bandwidth / 1e9, {name: 1e3 * each for name, each in seconds.items()})
     for rule in KERNELS:
         accepted = systems[rule]().accepted

@@ -13,6 +13,7 @@ from numba import prange
 from ..chance import GROUP
 from .cached import kernel, njit
 from .judge import block, coupled, noise_of, read, token
+from .numeric import added
 from .race import race
 from .scan import probability
 
@@ -63,6 +64,15 @@ def draw(words, settings, seed, depth, node, purpose, split, ids, found):
         for i in range(min(len(ids), len(found))):
             found[i] = probability(p, ids[i]) if ids[i] >= 0 else 0.0
     return ok
+
+
+@kernel(parallel=True)
+def stream(words):
+    """Read every word once and do next to nothing with it: what memory allows, for benchmarks to compare with."""
+    out = np.empty(len(words), np.int64)
+    for i in prange(len(words)):
+        out[i] = added(words[i])
+    return out
 
 
 def warm() -> None:

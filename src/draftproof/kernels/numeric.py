@@ -179,6 +179,16 @@ def total(values, count):
 
 
 @njit
+def added(words):
+    """Σ words, wrapping round."""
+    wide()
+    out = np.int32(0)
+    for i in range(len(words)):
+        out += words[i]
+    return out
+
+
+@njit
 def any_at_least(words, start, stop, lowest):
     """Whether one of words[start:stop] has this key or a larger one."""
     wide()
