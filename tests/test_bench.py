@@ -45,7 +45,7 @@ def test_kernels_are_timed_against_their_peers(capsys, monkeypatch):
         (("--vocab", "-3"), "--vocab: -3 is not allowed; it must be at least 1"),
         (("--depth", "0"), "--depth: 0 is not allowed; it must be at least 1"),
         (("--threads", "0"), "--threads: 0 is not allowed; it must be at least 1"),
-        (("--top-p", "1.5"), "--top-p: 1.5 is not allowed; it must be in (0, 1]"),
+        (("--top-p", "1.5"), "--top-p: 1.5 is not allowed; it must be in [0.01, 1]"),
     ],
 )
 def test_a_shape_that_is_none_is_named(capsys, argv, message):

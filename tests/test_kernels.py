@@ -13,11 +13,12 @@ from numba import get_num_threads, njit, set_num_threads
 
 from benchmarks import draws, kernel_cases
 from draftproof import kernels
-from draftproof.base import Key, Purpose, token_key
+from draftproof.base import Draft, Key, Kind, Purpose, Scores, token_key
 from draftproof.chance import PhiloxChance
 from draftproof.kernels import KERNELS, batch, cached, decide, draw, plain, scan, seed_words, settings_of
-from draftproof.kernels.lazy import KernelChance, RawLaw, raw_law_of
+from draftproof.kernels.lazy import KernelChance, RawLaw, fused, raw_law_of
 from draftproof.kernels.numeric import key_to_logit, light_rest, mass, power, skim, top
+from draftproof.loop import LazyRows
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
 
@@ -136,6 +137,125 @@ def test_a_rule_without_a_kernel_is_refused():
     case = kernel_cases.random_case(np.random.default_rng(8), "coupled")
     with pytest.raises(ValueError, match=r"rule: 'traversal' has no kernel; those that have are coupled, token, block"):
         decide("traversal", kernel_cases.batch_of([case]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"logits": np.zeros(50, np.float32)}, r"logits: shape \(50,\); it must be \(rows, V\)"),
+        ({"layout": np.array([[0, 0, 3]])}, "layout: it leads out of 3 rows of logits or 2 nodes"),
+        ({"layout": np.array([[1, 0, 2]])}, "layout: it leads out of"),
+        ({"layout": np.array([[0, -1, 2]])}, "layout: it leads out of"),
+        ({"nodes": np.array([[0, -1, 0], [50, 0, 0]])}, r"nodes: a token is not in 0 \.\. 49"),
+        ({"nodes": np.array([[0, -1, 0], [1, 1, 0]])}, "parents must be -1 or an earlier node"),
+        ({"nodes": np.array([[0, -2, 0], [1, 0, 0]])}, "parents must be -1 or an earlier node"),
+        ({"nodes": np.array([[0, -1, 1], [1, 0, 0]])}, "q_logits: a node was sampled"),
+        ({"q_logits": np.zeros((2, 49), np.float32)}, r"q_logits: shape \(2, 49\); it must be \(2, 50\)"),
+        ({"seeds": np.zeros((2, 4), np.uint64)}, "settings, seeds: 1 and 2 requests, layout has 1"),
+    ],
+)
+def test_a_batch_that_leads_out_of_its_arrays_is_refused(changed: dict, message: str):
+    fit = {
+        "logits": np.zeros((3, 50), np.float32),
+        "layout": np.array([[0, 0, 2]]),
+        "nodes": np.array([[0, -1, 0], [1, 0, 0]]),
+        "settings": np.array([settings_of(SamplingParams())]),
+        "seeds": np.array([seed_words(0, 0, 0)], np.uint64),
+    }
+    assert len(decide("token", kernels.Batch(**fit))) == 1
+    with pytest.raises(ValueError, match=message):
+        kernels.Batch(**{**fit, **changed})
+
+
+def test_no_requests_give_no_verdicts():
+    empty = kernels.Batch(
+        np.zeros((0, 5), np.float32),
+        np.zeros((0, 3), np.int64),
+        np.zeros((0, 3), np.int64),
+        np.zeros((0, 4)),
+        np.zeros((0, 4), np.uint64),
+    )
+    for form in (decide, plain.decide):
+        assert len(form("block", empty)) == 0
+
+
+@pytest.mark.parametrize("word", [0x7FC00000, 0xFFC00000, 0xFFFFFFFF, 0x7F800001, 0xFFC00001])
+@pytest.mark.parametrize("place", [3, 700])
+def test_every_nan_is_seen(word: int, place: int):
+    row = np.zeros(1000, np.float32)
+    row.view(np.uint32)[place] = word
+    for params in SETTINGS:
+        with pytest.raises(ValueError, match=rf"position 2: .* nan \(token {place}\)"):
+            KernelChance(0).pick(raw_law_of(params)(row, (1, 2)), token_key(2))
+
+
+@pytest.mark.parametrize("temperature", [1e-42, 1e-30, 0.05, 0.35, 0.55, 0.7, 0.8, 1.1, 1.25, 1e30])
+@pytest.mark.parametrize("masked", [slice(0, 300), slice(700, 701), slice(256, 900)])
+def test_masked_tokens_take_no_part_at_any_temperature(temperature: float, masked: slice):
+    rng = np.random.default_rng(12)
+    row = rng.normal(size=1000).astype(np.float32)
+    row[950] = 3
+    row[masked] = -np.inf
+    params = SamplingParams(temperature=temperature)
+    law = law_of(params)(row, ())
+    for position in range(20):
+        raw = raw_law_of(params)(row, ())
+        (drawn,) = KernelChance(1).pick(raw, token_key(position))
+        assert (drawn,) == PhiloxChance(1).pick(law, token_key(position))
+        assert raw[drawn] == pytest.approx(law[drawn], rel=1e-6)
+
+
+def test_the_residual_of_likely_tokens_that_the_draft_could_not_say_is_whole():
+    """Minus infinity in q, in groups that weigh little, at a temperature whose rounding bends the other way."""
+    logits, q_logits = np.full((3, 512), -30, np.float32), np.full((2, 512), -30, np.float32)
+    logits[:, :256], logits[:, 300], q_logits[:, :128] = -4.2, 0, -4.2
+    q_logits[:, 300], q_logits[:, 128:256] = 0, -np.inf
+    params, met = SamplingParams(temperature=0.7), 0
+    law = law_of(params)
+    rng = np.random.default_rng(13)
+    for seed in range(200):
+        rows = tuple(law(row, ()) for row in q_logits)
+        tokens = [int(rng.choice(512, p=row)) for row in rows]
+        draft = Draft.chain(5, tokens, Kind.SAMPLED, rows=rows)
+        case = kernel_cases.Case("block", draft, logits, q_logits, params, seed)
+        verdicts = decide("block", kernel_cases.batch_of([case]))
+        assert kernel_cases.differences(case, verdicts, 0) == []
+        met += int(verdicts.accepted[0]) < 2
+    assert met > 5
+
+
+def test_a_draft_of_other_settings_is_verified_with_its_own_law():
+    params, other = SamplingParams(), SamplingParams(temperature=3.0)
+    row = np.random.default_rng(14).normal(size=(3, 300)).astype(np.float32) * 3
+    for seed in range(50):
+        chance = KernelChance(seed)
+        laws = [raw_law_of(other)(row[i], ()) for i in range(2)]
+        tokens = [chance.pick(laws[i], Key(7, i, Purpose.DRAFT, i))[0] for i in range(2)]
+        draft = Draft.chain(7, tokens, Kind.SAMPLED, rows=laws)
+        found = fused("token", params)(draft, LazyRows(draft, Scores(row), raw_law_of(params), ()), chance)
+        dense = Draft.chain(7, tokens, Kind.SAMPLED, rows=[np.asarray(law) for law in laws])
+        known = RULES["token"](dense, [law_of(params)(each, ()) for each in row], PhiloxChance(seed))
+        assert (found.path, found.tokens) == (known.path, known.tokens)
+
+
+def test_logits_of_two_precisions_and_read_only_ones_are_taken():
+    rng = np.random.default_rng(15)
+    for _ in range(20):
+        case = kernel_cases.random_case(rng, "token", size=50)
+        if not kernel_cases.exact_in_half(case) or not len(case.draft):
+            continue
+        batch = kernel_cases.batch_of([case])
+        assert batch.q_logits is not None
+        half = replace(batch, logits=torch.from_numpy(batch.logits).bfloat16())
+        frozen = batch.logits.copy()
+        frozen.flags.writeable = False
+        for changed in (half, replace(batch, logits=frozen)):
+            assert kernel_cases.differences(case, decide("token", changed), 0) == []
+
+
+def test_a_key_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="does not fit the counter"):
+        KernelChance(0).pick(raw_law_of(SamplingParams())(np.zeros(9, np.float32), ()), Key(2**32, 0, Purpose.TOKEN))
 
 
 def test_logits_may_come_as_views_of_torch_tensors():
@@ -268,8 +388,11 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch: p
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setattr(cached, "_folder", lambda: blocked / "kernels")
-    assert cached._Locator.from_function(test_every_file_of_compiled_functions_counts_for_the_cache, "") is None
     assert not cached.known()
+    twice = cached.kernel()(lambda x: 2 * x)
+    assert twice(3) == 6
+    assert not list(tmp_path.rglob("*.nb?")), "nor written anywhere else, where a change would go unseen"
+    assert type(twice._cache).__name__ == "NullCache"
 
 
 def test_threads_are_as_many_as_asked_for():

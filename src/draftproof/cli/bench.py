@@ -42,8 +42,8 @@ def kernels(
             if value is not None and value < 1:
                 raise ValueError(f"{name}: {value} is not allowed; it must be at least 1")
     for value in top_p or ():
-        if not 0 < value <= 1:
-            raise ValueError(f"--top-p: {value} is not allowed; it must be in (0, 1]")
+        if not 0.01 <= value <= 1:
+            raise ValueError(f"--top-p: {value} is not allowed; it must be in [0.01, 1]")
 
     from ..bench.kernels import BATCHES, DEPTHS, TOP_P, VOCABULARIES, grid, one_draw, record
     from ..doctor import machine

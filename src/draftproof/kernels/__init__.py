@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from .verdicts import Batch, Verdicts, seed_words, settings_of
 
 KERNELS = ("coupled", "token", "block")
 
+_ONE_AT_A_TIME = Lock()  # numba's plainest thread pool ends a process that enters it twice
 _SPLIT = 100_000  # tokens of a row that are worth waking the other threads for
 _MANY = 1 << 16  # logits of a batch, likewise
 
@@ -28,7 +31,7 @@ def decide(rule: str, batch: Batch) -> Verdicts:
     """
     if rule not in KERNELS:
         raise ValueError(f"rule: {rule!r} has no kernel; those that have are {', '.join(KERNELS)}")
-    words = words_of(batch.logits)
+    words: Any = words_of(batch.logits)
     if words is None:
         from .plain import decide as plain
 
@@ -37,14 +40,20 @@ def decide(rule: str, batch: Batch) -> Verdicts:
 
     from . import batch as compiled
 
-    q_words = words if batch.q_logits is None else words_of(batch.q_logits)
+    q_words: Any = words if batch.q_logits is None else words_of(batch.q_logits)
+    if q_words is None or q_words.dtype != words.dtype:  # one of them in bfloat16, or elsewhere
+        words, q_words = words_of(_as_float32(batch.logits)), words_of(_as_float32(batch.q_logits))
+    assert words is not None
     out = batch.answer(rule)
     many = len(batch.layout) > 1 and words.size >= _MANY and numba.get_num_threads() > 1
     given = KERNELS.index(rule), words, batch.layout, batch.nodes, q_words, batch.settings, batch.seeds
     if many:
-        compiled.side_by_side(*given, out.path, out.asked, out.found)
-    else:
-        compiled.in_turn(*given, _splits(words), out.path, out.asked, out.found)
+        with _ONE_AT_A_TIME:
+            compiled.side_by_side(*given, out.path, out.asked, out.found)
+        return out
+    split = _splits(words)
+    with _ONE_AT_A_TIME if split else nullcontext():
+        compiled.in_turn(*given, split, out.path, out.asked, out.found)
     return out
 
 
@@ -66,13 +75,18 @@ def draw(
 def words_of(logits: Any) -> np.ndarray | None:
     """float32 or bfloat16 on the CPU -> its bits as integers, without a copy if it lies in order; None elsewhere."""
     if isinstance(logits, np.ndarray):
-        return np.ascontiguousarray(logits, np.float32).view(np.int32)
+        words = np.ascontiguousarray(logits, np.float32).view(np.int32)
+        return words if words.flags.writeable else words.copy()  # else compiled once more, for arrays like it
     if logits.device.type != "cpu":
         return None
     torch: Any = sys.modules["torch"]
     if logits.dtype == torch.bfloat16:
         return logits.detach().contiguous().view(torch.int16).numpy()
     return logits.detach().to(torch.float32).contiguous().view(torch.int32).numpy()
+
+
+def _as_float32(logits: Any) -> np.ndarray:
+    return logits if isinstance(logits, np.ndarray) else logits.detach().float().cpu().numpy()
 
 
 def _splits(words: Any) -> bool:

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ class _Locator:
 
 
 class _Implementation(CompileResultCacheImpl):
-    _locator_classes = (_Locator, *CompileResultCacheImpl._locator_classes)
+    _locator_classes = (_Locator,)
 
 
 class _Cache(FunctionCache):
@@ -95,7 +96,8 @@ def kernel(parallel: bool = False) -> Callable[[Callable], Any]:
 
     def compiled(function: Callable) -> Any:
         dispatcher = njit(function, parallel=parallel, nogil=True)
-        dispatcher._cache = _Cache(dispatcher.py_func)
+        with suppress(RuntimeError):  # nowhere to write: compiled again by every process
+            dispatcher._cache = _Cache(dispatcher.py_func)
         return dispatcher
 
     return compiled

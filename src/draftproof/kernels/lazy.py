@@ -81,6 +81,7 @@ class KernelChance:
 
     def pick(self, weights: Any, key: Key, k: int = 1) -> tuple[int, ...]:
         if isinstance(weights, RawLaw):
+            self.inner.counter(key)  # refuses a key that does not fit
             return weights.pick(self.inner.seed, self.inner.sample, key, k)
         return self.inner.pick(weights, key, k)
 
@@ -110,7 +111,7 @@ class _Arrays(Sequence[Row]):
 
 
 def _verify(name: str, rule: Rule, params: SamplingParams, draft: Draft, rows: Any, chance: Any) -> Verdict:
-    q_logits = _q_logits(draft) if name != "coupled" else None
+    q_logits = _q_logits(draft, settings_of(params)) if name != "coupled" else None
     if not isinstance(chance, KernelChance) or (q_logits is None and name != "coupled" and draft.rows):
         return rule(draft, rows, chance)
     require(draft, name)
@@ -127,10 +128,11 @@ def _q(draft: Draft, node: int) -> Any:
     return 1 if law is None else law[draft.tokens[node]]
 
 
-def _q_logits(draft: Draft) -> np.ndarray | None:
-    """The logits that the nodes were sampled from, one row each; None where a law is not raw, or none was sampled."""
+def _q_logits(draft: Draft, settings: tuple) -> np.ndarray | None:
+    """The logits that the nodes were sampled from, one row each; None where a law is not raw or of other settings than
+    the request's, or none was sampled."""
     laws: list[Any] = [draft.law(node) for node in range(len(draft))]
-    raw = [law.logits for law in laws if isinstance(law, RawLaw)]
+    raw = [law.logits for law in laws if isinstance(law, RawLaw) and law.settings == settings]
     if not raw or len(raw) < sum(law is not None for law in laws):
         return None
     return np.stack([raw[0] if law is None else law.logits for law in laws])

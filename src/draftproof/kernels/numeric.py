@@ -16,9 +16,9 @@ from numba.core import cgutils
 from .cached import intrinsic, njit
 
 LOWEST = np.int64(-(1 << 31))  # below the key of any number
+LIGHT_SCALE = 1e6  # beyond it float32 runs out of exponents
 BLOCK = 64  # tokens that are looked at together when few are wanted
 _INFINITY = np.int32(0x7F800000)
-_MAGNITUDE = np.int32(0x7FFFFFFF)
 
 # 2^f on [-1/2, 1/2], interpolated at Chebyshev nodes: relative error 3e-16 and 3e-9
 _C = (
@@ -115,9 +115,25 @@ def key(typing_context, x):
     return types.int32(types.float32), generate
 
 
+@intrinsic
+def _magnitude(typing_context, x):
+    """The bits of |x|: above those of infinity for every NaN, of either sign."""
+
+    def generate(context, builder, signature, args):
+        return builder.and_(builder.bitcast(args[0], ir.IntType(32)), ir.IntType(32)(0x7FFFFFFF))
+
+    return types.int32(types.float32), generate
+
+
+@njit(inline="always")
+def _finite(d):
+    """A distance that may be multiplied: minus infinity times a small number of either sign must not become NaN."""
+    return d if d > np.float32(-1e30) else np.float32(-1e30)
+
+
 @njit(inline="always")
 def key_to_logit(k):
-    return _bitcast(k ^ ((k >> 31) & np.int64(_MAGNITUDE)), np.float32(0))
+    return _bitcast(k ^ ((k >> 31) & np.int64(0x7FFFFFFF)), np.float32(0))
 
 
 @njit(inline="always")
@@ -143,7 +159,7 @@ def power(x):
 
 @njit(inline="always")
 def _power32(x):
-    x = np.float32(-126.0) if x < np.float32(-126.0) else x  # NaN stays
+    x = x if x > np.float32(-126.0) else np.float32(-126.0)
     rounded = x + _ROUND32
     f = x - (rounded - _ROUND32)
     p = _C32[6]
@@ -164,7 +180,7 @@ def top(words, start, stop):
     for i in range(np.uint64(start), np.uint64(stop)):
         x = logit(words[i])
         largest = max(largest, key(x))
-        magnitude = max(magnitude, _bitcast(x, np.int32(0)) & _MAGNITUDE)
+        magnitude = max(magnitude, _magnitude(x))
     return np.int64(largest), magnitude > _INFINITY
 
 
@@ -210,18 +226,19 @@ def mass(words, start, stop, peak, scale):
 
 @njit(fastmath={"contract"})
 def skim(words, start, stop, peak, scale):
-    """`top` and, in float32, `mass` of a piece in one pass: NaN if there is one in it, garbage if its top is beyond
-    `peak`. Its relative error is some 1e-7, good enough for a piece that weighs little."""
+    """`top` and, in float32, `mass` of a piece in one pass. The mass is good for a piece that weighs little: its
+    relative error is some 1e-7. It is garbage if the top is beyond `peak`, or the scale beyond `LIGHT_SCALE`."""
     wide()
     peak32, scale32 = np.float32(peak), np.float32(scale)
     rest32 = np.float32(scale - np.float64(scale32))  # what rounding takes from the scale would bend all alike
-    largest, total = np.int32(LOWEST), np.float32(0.0)
+    largest, magnitude, total = np.int32(LOWEST), np.int32(0), np.float32(0.0)
     for i in range(np.uint64(start), np.uint64(stop)):
         x = logit(words[i])
         largest = max(largest, key(x))
-        d = x - peak32
+        magnitude = max(magnitude, _magnitude(x))
+        d = _finite(x - peak32)
         total = plus(total, _power32(d * scale32 + d * rest32))
-    return np.int64(largest), np.float64(total)
+    return np.int64(largest), magnitude > _INFINITY, np.float64(total)
 
 
 @njit(fastmath={"contract"})
@@ -236,7 +253,7 @@ def light_rest(start, stop, p_words, p_law, q_words, q_law):
     other_rest = np.float32(q_scale - np.float64(other_scale))
     total = np.float32(0.0)
     for i in range(np.uint64(start), np.uint64(stop)):
-        d, e = logit(p_words[i]) - peak, logit(q_words[i]) - other_peak
+        d, e = _finite(logit(p_words[i]) - peak), _finite(logit(q_words[i]) - other_peak)
         p, q = pace * _power32(d * scale + d * rest), other_pace * _power32(e * other_scale + e * other_rest)
         total = plus(total, p - q if p > q else np.float32(0.0))
     return np.float64(total)

@@ -13,7 +13,7 @@ from numba import prange
 
 from ..chance import GROUP
 from .cached import njit
-from .numeric import LOWEST, fetch, key, key_to_logit, light_rest, logit, mass, power, skim, top, wide
+from .numeric import LIGHT_SCALE, LOWEST, fetch, key, key_to_logit, light_rest, logit, mass, power, skim, top, wide
 
 _HEAVY = -8.0  # log2: groups whose largest token has more than this share of the peak's weight are added in float64
 _AHEAD = 4  # groups
@@ -56,12 +56,12 @@ def piece(words, first, last, tops, scale):
         if ahead + GROUP <= len(words):  # memory works while this group is added up
             for i in range(ahead, ahead + GROUP, 64 // words.itemsize):
                 fetch(words, i)
-        if scale == 0.0 or peak == LOWEST:
+        light = 0.0
+        if scale == 0.0 or height == -np.inf:
             largest, nan = top(words, start, stop)
-            light = np.nan if nan else 0.0
         else:
-            largest, light = skim(words, start, stop, height, scale)
-        broken |= np.isnan(light)
+            largest, nan, light = skim(words, start, stop, height, scale)
+        broken |= nan
         tops[g] = largest
         if largest > peak:
             higher = np.float64(key_to_logit(largest))
@@ -70,7 +70,7 @@ def piece(words, first, last, tops, scale):
             peak, height = largest, higher
         if scale == 0.0 or height == -np.inf or height == np.inf:
             continue
-        if (np.float64(key_to_logit(largest)) - height) * scale >= _HEAVY:
+        if scale > LIGHT_SCALE or (np.float64(key_to_logit(largest)) - height) * scale >= _HEAVY:
             light = mass(words, start, stop, height, scale)
         weight += light
     return peak, weight, broken
@@ -152,7 +152,8 @@ def left_over_mass(p, share, q, buffers):
 
 @njit
 def is_light(row, group):
-    return (np.float64(key_to_logit(row.tops[group])) - row.law.peak) * row.law.scale < _HEAVY
+    height = (np.float64(key_to_logit(row.tops[group])) - row.law.peak) * row.law.scale
+    return row.law.scale <= LIGHT_SCALE and height < _HEAVY
 
 
 @njit

@@ -45,6 +45,31 @@ class Batch:
     seeds: UInt64[np.ndarray, "b 4"]
     q_logits: Any = None
 
+    def __post_init__(self) -> None:
+        """A kernel believes what it is given: what would lead it out of an array is refused here."""
+        if len(self.logits.shape) != 2 or self.logits.shape[1] < 1:
+            raise ValueError(f"logits: shape {tuple(self.logits.shape)}; it must be (rows, V)")
+        rows, v = self.logits.shape
+        b, n = len(self.layout), len(self.nodes)
+        if len(self.settings) != b or len(self.seeds) != b:
+            raise ValueError(f"settings, seeds: {len(self.settings)} and {len(self.seeds)} requests, layout has {b}")
+        if (self.seeds[:, 0] + np.uint64(n) >= 1 << 32).any():
+            raise ValueError("seeds: a root does not fit the counter; with its draft it must be below 2**32")
+        first, node, length = self.layout.T
+        if b and not (self.layout.min() >= 0 and (first + length).max() < rows and (node + length).max() <= n):
+            raise ValueError(f"layout: it leads out of {rows} rows of logits or {n} nodes")
+        tokens, parents, sampled = self.nodes.T
+        if n and not (tokens.min() >= 0 and tokens.max() < v):
+            raise ValueError(f"nodes: a token is not in 0 .. {v - 1}")
+        if n and not (parents.min() >= ROOT and (parents < _index_in_request(self.layout, n)).all()):
+            raise ValueError("nodes: parents must be -1 or an earlier node of the request")
+        if self.q_logits is None and sampled.any():
+            raise ValueError("q_logits: a node was sampled; it must hold the logits it was drawn from")
+        if self.q_logits is not None and tuple(self.q_logits.shape) != (n, v):
+            raise ValueError(
+                f"q_logits: shape {tuple(self.q_logits.shape)}; it must be ({n}, {v}), a row for each node"
+            )
+
     @classmethod
     def of(cls, draft: Draft, logits: Any, params: SamplingParams, seed: int, sample: int, q_logits: Any) -> Batch:
         """One request."""
@@ -66,6 +91,14 @@ class Batch:
         n = len(self.nodes)
         found = np.zeros((len(self.layout), 4), np.int64)
         return Verdicts(rule, self, found, np.zeros(n, np.int64), np.full((n, 4), np.nan))
+
+
+def _index_in_request(layout: np.ndarray, n: int) -> np.ndarray:
+    """Each node's number within its request; nodes of none may have any parent."""
+    index = np.full(n, n)
+    for _, first, length in layout.tolist():
+        index[first : first + length] = np.arange(length)
+    return index
 
 
 @dataclass(frozen=True, slots=True)

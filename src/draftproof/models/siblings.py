@@ -25,7 +25,8 @@ _NARROW = 64  # rows
 class Shared:
     """One product of several layers: weight [Σ out, k]. Not for two threads at once.
 
-    It remembers an input from the first layer's call to the last one's, and nothing afterwards.
+    It remembers an input from the first layer's call to the last one's, and nothing afterwards. In between it tells an
+    input by its identity: a model that changes it in place between siblings gives other logits, and does not share.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
@@ -119,7 +120,7 @@ class SiblingLinear(TransposedLinear):
         return y[None] if input.dim() == 3 and len(input) == 1 else y.unflatten(0, input.shape[:-1])
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def share(model: PreTrainedModel, logits: Callable[[], np.ndarray]) -> None:
     """Let a model's transposed layers share their calls where a trial forward sees them read the same input; undone
     where its logits, of any few tokens, then have other bits."""
