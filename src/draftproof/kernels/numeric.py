@@ -34,6 +34,7 @@ _C32 = tuple(
     )
 )
 _ROUND = 6755399441055744.0  # 1.5 · 2^52: adding it leaves the nearest whole number in the low bits
+_FARTHEST = np.float32(-3e32)  # times LIGHT_SCALE it is still a number
 _ROUND32 = np.float32(12582912.0)
 
 
@@ -126,12 +127,6 @@ def _magnitude(typing_context, x):
 
 
 @njit(inline="always")
-def _finite(d):
-    """A distance that may be multiplied: minus infinity times a small number of either sign must not become NaN."""
-    return d if d > np.float32(-1e30) else np.float32(-1e30)
-
-
-@njit(inline="always")
 def key_to_logit(k):
     return _bitcast(k ^ ((k >> 31) & np.int64(0x7FFFFFFF)), np.float32(0))
 
@@ -170,6 +165,14 @@ def _power32(x):
     p = p * f + _C32[1]
     p = p * f + _C32[0]
     return _bitcast(_bitcast(p, np.int32(0)) + (_bitcast(rounded, np.int32(0)) << np.int32(23)), np.float32(0))
+
+
+@njit(inline="always")
+def _weight32(d, scale, rest):
+    """2^(d·(scale + rest)), exactly 0 at minus infinity, where d·scale + d·rest could be NaN."""
+    inside = d if d > _FARTHEST else np.float32(0.0)
+    weight = _power32(inside * scale + inside * rest)
+    return weight if d > _FARTHEST else np.float32(0.0)
 
 
 @njit
@@ -236,8 +239,7 @@ def skim(words, start, stop, peak, scale):
         x = logit(words[i])
         largest = max(largest, key(x))
         magnitude = max(magnitude, _magnitude(x))
-        d = _finite(x - peak32)
-        total = plus(total, _power32(d * scale32 + d * rest32))
+        total = plus(total, _weight32(x - peak32, scale32, rest32))
     return np.int64(largest), magnitude > _INFINITY, np.float64(total)
 
 
@@ -253,7 +255,7 @@ def light_rest(start, stop, p_words, p_law, q_words, q_law):
     other_rest = np.float32(q_scale - np.float64(other_scale))
     total = np.float32(0.0)
     for i in range(np.uint64(start), np.uint64(stop)):
-        d, e = _finite(logit(p_words[i]) - peak), _finite(logit(q_words[i]) - other_peak)
-        p, q = pace * _power32(d * scale + d * rest), other_pace * _power32(e * other_scale + e * other_rest)
+        p = pace * _weight32(logit(p_words[i]) - peak, scale, rest)
+        q = other_pace * _weight32(logit(q_words[i]) - other_peak, other_scale, other_rest)
         total = plus(total, p - q if p > q else np.float32(0.0))
     return np.float64(total)
