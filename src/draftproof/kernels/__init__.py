@@ -66,9 +66,9 @@ def draw(
 
     words = words_of(logits)
     ids, found = np.empty(k, np.int64), np.empty(k if with_p else 0)
-    ok = compiled.draw(
-        words, np.array(settings), np.array(seed, np.uint64), depth, node, purpose, _splits(words), ids, found
-    )
+    how, who, split = np.array(settings), np.array(seed, np.uint64), _splits(words)
+    with _ONE_AT_A_TIME if split else nullcontext():
+        ok = compiled.draw(words, how, who, depth, node, purpose, split, ids, found)
     return (ids[ids >= 0].tolist(), found.tolist()) if ok else None
 
 
