@@ -54,9 +54,13 @@ class ModelDrafter:
         if max(pending) >= self._model.vocab_size:  # an id of the target's padding: this model has no embedding for it
             return Draft(root)
         for i in range(depth):
-            row = self._law_after(guide, pending, drafted)
+            logits = self._logits_after(guide, pending)
             key = token_key(root + i) if self._kind is Kind.COUPLED else Key(root, i, Purpose.DRAFT, i)
-            (token,) = chance.pick(row, key)
+            try:
+                row = self._law(guide.context, logits, [*guide.tokens, *drafted])
+                (token,) = chance.pick(row, key)  # a law may be lazy: what is wrong with it shows here at the latest
+            except ValueError as error:
+                raise ValueError(f"draft model {self._name}: {error}") from error
             rows.append(row)
             drafted.append(token)
             pending = (token,)
@@ -72,14 +76,12 @@ class ModelDrafter:
             del guide.fed[guide.agreed :]
         return tuple(guide.tokens[guide.agreed :])
 
-    def _law_after(self, guide: _Guide, pending: tuple[int, ...], drafted: Sequence[int]) -> Row | LazyRow:
+    def _logits_after(self, guide: _Guide, pending: tuple[int, ...]) -> np.ndarray:
         [scores] = self._model.forward([Feed(guide.model, pending, want=(len(pending) - 1,))])
         self._model.commit([guide.model], [()])
         guide.fed += pending
-        logits = scores.logits[0][: guide.context.vocab_size]
-        try:
-            row = guide.context.law(logits, [*guide.tokens, *drafted])
-        except ValueError as error:
-            raise ValueError(f"draft model {self._name}: {error}") from error
-        size = guide.context.vocab_size
-        return row if len(row) == size else fit(np.asarray(row), size)
+        return scores.logits[0]
+
+    def _law(self, context: Context, logits: np.ndarray, history: Sequence[int]) -> Row | LazyRow:
+        row = context.law(logits[: context.vocab_size], history)
+        return row if len(row) == context.vocab_size else fit(np.asarray(row), context.vocab_size)
