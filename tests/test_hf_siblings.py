@@ -102,6 +102,7 @@ def test_no_weight_is_held_twice():
         {w.untyped_storage().data_ptr(): w.untyped_storage().nbytes() for w in m.parameters()} for m in (model, twin)
     ]
     assert sum(stored[0].values()) == sum(stored[1].values())
+    assert not any(weight.is_inference() for weight in model.parameters()), "such could not be used outside of it"
     for layer in model.modules():
         if isinstance(layer, SiblingLinear) and layer.shared is not None:
             assert layer.weight.untyped_storage().data_ptr() == layer.shared.weight.untyped_storage().data_ptr()
