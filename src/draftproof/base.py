@@ -209,8 +209,47 @@ class Feed:
         return tuple(range(self.committed - 1, len(self.tokens))) if self.want is None else self.want
 
 
+class Round(NamedTuple):
+    """What a rule is asked in one round of one request."""
+
+    rule: Rule
+    draft: Draft
+    rows: Sequence[Any]
+    chance: Chance
+
+
+Judge = Callable[[Sequence[Round]], "list[Verdict | Exception]"]
+"""Answers the rounds of many requests at once, each as its own rule would; what fails for one fails for one alone."""
+
+
 @runtime_checkable
-class Target(Protocol):
+class Keeper(Protocol):
+    """Whoever keeps a cache for a request: targets, and drafters that run a model. What the engine asks of both."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Memory of one cached token."""
+        ...
+
+    def close(self, session: Session) -> None:
+        """Free what the session holds, now. Its mates notice nothing."""
+        ...
+
+    def keep(self, session: Session) -> Session:
+        """A copy to take beginnings from, no larger than it must be. Only `adopt` and `close` take it."""
+        ...
+
+    def adopt(self, session: Session, donor: Session, length: int) -> None:
+        """Let a session that was just opened start with what `donor` has computed about its first `length` tokens."""
+        ...
+
+    def check(self, session: Session, tokens: Sequence[int]) -> str | None:
+        """What is wrong with a session whose committed text is `tokens`, found by a replay; None if nothing is."""
+        ...
+
+
+@runtime_checkable
+class Target(Keeper, Protocol):
     """A causal language model with a cache a session. A drafter may be given one too.
 
     Between rounds `cached(session)` = committed − 1: the last committed token is pending, the next forward writes it.
@@ -259,7 +298,10 @@ class Plan:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Guesses tokens. Its state is a function of what was committed, never of what it proposed."""
+    """Guesses tokens. Its state is a function of what was committed, never of what it proposed.
+
+    One that runs a model is a `Keeper` too. What others keep is taken to be small, and compared by `==` with a replay.
+    """
 
     def open(self, context: Context) -> Session: ...
 

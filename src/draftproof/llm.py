@@ -1,70 +1,44 @@
-"""One model, ready to answer: assembles a request from plain configuration and runs it through the oracle loop."""
+"""One model, ready to answer: assembles requests from plain configuration, for the engine or for the oracle loop."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from threading import Lock
+from typing import Any, Literal, overload
 
 import torch
 from jinja2 import TemplateError
 
-from .base import Drafter, Step
+from .base import Drafter
 from .commit import Output
 from .control import Fixed
 from .drafters import ModelDrafter, NGramDrafter, NoDrafter
+from .engine import Engine, EngineConfig
+from .generation import default_params, end_ids, not_applied
 from .kernels import use_threads, warm
-from .kernels.lazy import KernelChance, fused, raw_law_of
+from .kernels.lazy import KernelChance, fused, judge, raw_law_of
 from .loop import decode
-from .models.load import Loaded, load
+from .memory import KVMemory
+from .models.load import Loaded, load, require_known
+from .models.sizes import kv_bytes_per_token, kv_memory_here, readable
+from .replies import Completion, Delta, Reply
 from .rules import LOSSY
 from .sampling import SamplingParams, check_integer
+from .seats import Request
 from .speculation import SpeculativeConfig
 from .stats import Stats
 from .text import IncrementalText
 
-Owner = Literal["draft", "target"]
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What one round added to the streamed text: pieces in order, each the drafter's (accepted) or the target's own."""
-
-    pieces: tuple[tuple[str, Owner], ...]
-    step: Step
-
-    @property
-    def text(self) -> str:
-        return "".join(text for text, _ in self.pieces)
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A finished request; `config` is what was in effect, whoever chose it."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    stop_reason: str | int | None
-    seed: int
-    config: dict[str, Any]
-    stats: Stats
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "text": self.text,
-            "token_ids": list(self.token_ids),
-            "finish_reason": self.finish_reason,
-            "stop_reason": self.stop_reason,
-            "seed": self.seed,
-            "config": self.config,
-            "stats": self.stats.as_dict(),
-        }
+Prompt = str | Sequence[int]
+"""A text, or its tokens."""
 
 
 class LLM:
@@ -72,7 +46,9 @@ class LLM:
 
     dtype: bfloat16, float32, float16. device: auto, cpu, cuda, ... threads: torch's, None leaves them. exact: "bits"
     pads forwards so that the same seed gives the same text with speculation on or off, where this machine can
-    (`claim` says); "law" pads nothing.
+    (`claim` says); "law" pads nothing. The rest is vLLM's: most requests at once, most rows of a forward, the bound on
+    KV memory (None: half of what is free, at most 4 GiB), whether texts that begin alike are computed once; and check,
+    which compares all caches with a replay after every round.
     """
 
     def __init__(
@@ -84,6 +60,11 @@ class LLM:
         device: str = "auto",
         threads: int | None = None,
         exact: str = "bits",
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 256,
+        kv_cache_memory_bytes: int | None = None,
+        enable_prefix_caching: bool = True,
+        check: bool = False,
         cache_dir: Path | None = None,
         notify: Callable[[str], None] = lambda message: None,
     ) -> None:
@@ -91,22 +72,44 @@ class LLM:
             check_integer("threads", threads, lambda n: 1 <= n <= 1024, "in 1 .. 1024")
             torch.set_num_threads(threads)
             use_threads(threads)
+        require_known(dtype, exact)
+        config = EngineConfig(max_num_seqs, max_num_batched_tokens, enable_prefix_caching, check)
+        if kv_cache_memory_bytes is not None:
+            check_integer("kv_cache_memory_bytes", kv_cache_memory_bytes, lambda n: n >= 1, ">= 1")
         speculation = SpeculativeConfig.of({"method": "none"} if speculative_config is None else speculative_config)
-        self._load = partial(load, dtype=dtype, device=device, cache_dir=cache_dir, notify=notify)
-        self.exact = exact
+        self._load = partial(load, dtype=dtype, device=device, exact=exact, cache_dir=cache_dir, notify=notify)
+        self._config, self.exact = config, exact
+        self._kv_limit = kv_memory_here(device) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
+        names = [model] if speculation.model is None else [model, speculation.model]
+        size = sum(kv_bytes_per_token(name, dtype, cache_dir, notify) for name in names)
+        notify(
+            f"KV memory: at most {readable(self._kv_limit)}, room for {self._kv_limit // size:,} tokens of "
+            f"{readable(size)}"
+        )
         began = time.perf_counter()
         warm(notify)
-        self.loaded = self._load(model, exact=exact)
+        self.loaded = self._load(model)
+        self._provide(self.loaded)
+        memory = KVMemory(self._kv_limit, self.loaded.target.kv_block)
+        self.engine = Engine(self.loaded.target, memory, config, judge=judge)
+        self.busy = Lock()  # the engine is for one caller at a time
+        self._numbers = count()
         self._speculate(speculation)
         self.load_seconds = time.perf_counter() - began
+
+    def _provide(self, loaded: Loaded) -> None:
+        target = loaded.target
+        target.provide(self._config.max_num_seqs, self._kv_limit // target.kv_bytes_per_token)
 
     def _speculate(self, speculation: SpeculativeConfig) -> None:
         self.speculation = speculation
         self._draft_model: Loaded | None = None
         if speculation.model is not None:
             # a draft's bits cannot change the text, but a model must agree with itself when it drafts for itself
-            self._draft_model = self._load(speculation.model, exact=self.exact)
+            self._draft_model = self._load(speculation.model)
             _require_same_vocabulary(self.loaded, self._draft_model)
+            self._provide(self._draft_model)
+        self._drafter = self._make_drafter()
 
     def speculating(self, config: Mapping[str, Any]) -> LLM:
         """The same loaded target under another `speculative_config`."""
@@ -152,28 +155,118 @@ class LLM:
             raise ValueError(f"prompt: {prompt!r} makes no tokens; give some text")
         return ids
 
-    def start(self, prompt: Sequence[int], params: SamplingParams | None = None) -> Generation:
-        """A request, not yet run; iterate over it to stream."""
-        size = self.loaded.target.vocab_size
-        if not len(prompt):
+    def reply(self, prompt: Prompt, params: SamplingParams | None = None, name: str | None = None) -> Reply:
+        """A request, ready for `start`, the engine or the oracle, and who follows it. Nothing runs yet."""
+        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        target = self.loaded.target
+        if not ids:
             raise ValueError("prompt: it has no tokens; it must have at least one")
-        for token in prompt:
-            check_integer("prompt", token, lambda token: 0 <= token < size, f"in 0 .. {size - 1}, a token id")
-        room = self.loaded.target.max_context - len(prompt)
-        if room < 1:
-            raise ValueError(
-                f"prompt: {len(prompt)} tokens leave no room in the model's context of {self.loaded.target.max_context}"
+        for token in ids:
+            check_integer(
+                "prompt", token, lambda token: 0 <= token < target.vocab_size, f"a token id below {target.vocab_size}"
             )
+        room = target.max_context - len(ids)
+        if room < 1:
+            raise ValueError(f"prompt: {len(ids)} tokens leave no room in the model's context of {target.max_context}")
         params = params or self.default_params
-        if params.seed is None:
-            params = replace(params, seed=secrets.randbits(32))
-        return Generation(self, list(prompt), params, min(params.max_tokens, room))
+        seed = secrets.randbits(32) if params.seed is None else params.seed
+        limit = min(params.max_tokens, room)
+        request = Request(
+            str(next(self._numbers)) if name is None else name,
+            ids,
+            self._output(ids, params, limit),
+            self._drafter,
+            Fixed(self.speculation.num_speculative_tokens),
+            fused(self.speculation.verify, params, allow_lossy=self.speculation.allow_lossy),
+            raw_law_of(params),
+            KernelChance(seed),
+        )
+        stats = Stats()
+        stats.seconds["load"] = self.load_seconds
+        return Reply(request, seed, self.effective_config(params, len(ids), limit), stats)
 
-    def generate(self, prompt: str, params: SamplingParams | None = None, **encoding: Any) -> Completion:
-        """Answer one prompt. `encoding`: see `encode`."""
-        return self.start(self.encode(prompt, **encoding), params).result()
+    def _output(self, prompt: Sequence[int], params: SamplingParams, limit: int) -> Output:
+        tokenizer = self.loaded.tokenizer
+        text = IncrementalText(
+            lambda ids: tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            before=prompt[-6:],
+        )
+        return Output(params, limit, end_ids(self.loaded.generation, tokenizer.eos_token_id), text)
 
-    def drafter(self) -> Drafter:
+    def start(self, prompt: Prompt, params: SamplingParams | None = None) -> Generation:
+        """One request alone, through the oracle, not yet run; iterate over it to stream."""
+        return Generation(self, self.reply(prompt, params))
+
+    @overload
+    def generate(
+        self, prompts: str, params: SamplingParams | None = None, *, system: str | None = None, raw: bool = False
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+    ) -> list[Completion]: ...
+
+    def generate(self, prompts, params=None, *, system=None, raw=False):
+        """Answer one prompt, or several at once. params: for all, or one each. system, raw: see `encode`.
+
+        One prompt that fails raises; of several, each that fails has finish_reason "error", and the others are as they
+        are alone.
+        """
+        single = isinstance(prompts, str)
+        texts = [prompts] if single else list(prompts)
+        each = [params] * len(texts) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(texts):
+            raise ValueError(f"params: {len(each)} for {len(texts)} prompts; give one for all, or one each")
+        encoded = [self.encode(text, system=system, raw=raw) for text in texts]
+        replies = [self.reply(ids, one) for ids, one in zip(encoded, each, strict=True)]
+        found = dict(self.answer(replies))
+        done = [found[reply] for reply in replies]
+        if not single:
+            return done
+        if done[0].error is not None:
+            raise ValueError(done[0].error)
+        return done[0]
+
+    def answer(self, replies: Sequence[Reply]) -> Iterator[tuple[Reply, Completion]]:
+        """Run requests together; each comes when it has ended. Those under way are cancelled if the caller stops."""
+        with self.running() as engine:
+            by_request = {id(reply.request): reply for reply in replies}
+            try:
+                for reply in replies:
+                    engine.add(reply.request)
+                while engine.busy:
+                    for event in engine.step():
+                        reply = by_request[id(event.request)]
+                        if event.step is not None:
+                            reply.add(event.step)
+                        if event.ended:
+                            yield reply, reply.completion(event.error)
+            except (GeneratorExit, ValueError):  # the caller stops, or one of them was not accepted
+                for reply in replies:
+                    engine.cancel(reply.request.name)
+                raise
+
+    @contextmanager
+    def running(self) -> Generator[Engine]:
+        """The engine, for one caller at a time. Whatever interrupts a round leaves it empty."""
+        if not self.busy.acquire(blocking=False):
+            raise RuntimeError("engine: it runs other requests; give them to one AsyncEngine, or wait for them to end")
+        try:
+            yield self.engine
+        except BaseException as error:
+            if not isinstance(error, GeneratorExit | ValueError):
+                self.engine.clear()
+            raise
+        finally:
+            self.busy.release()
+
+    def _make_drafter(self) -> Drafter:
         spec = self.speculation
         if spec.method == "ngram":
             return NGramDrafter(spec.prompt_lookup_max, spec.prompt_lookup_min)
@@ -192,6 +285,7 @@ class LLM:
             "threads": torch.get_num_threads(),
             "exact": self.exact,
             "claim": self.claim,
+            "engine": asdict(self._config) | {"kv_cache_memory_bytes": self._kv_limit},
             "rows": asdict(target.plan),
             "speculation": asdict(self.speculation),
             "sampling": sampling,
@@ -202,120 +296,29 @@ class LLM:
 
 
 class Generation:
-    """One request under way. Iterate for deltas; `result()` runs what is left and returns the whole."""
+    """One request alone, through the oracle. Iterate for deltas; `result()` runs what is left and returns the whole."""
 
-    def __init__(self, llm: LLM, prompt: list[int], params: SamplingParams, limit: int) -> None:
-        assert params.seed is not None
-        tokenizer = llm.loaded.tokenizer
-        self.seed = params.seed
-        self.config = llm.effective_config(params, len(prompt), limit)
-        self.stats = Stats()
-        self.stats.seconds["load"] = llm.load_seconds
-        self.output = Output(
-            params,
-            limit,
-            end_ids(llm.loaded.generation, tokenizer.eos_token_id),
-            IncrementalText(
-                lambda ids: tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
-                before=prompt[-6:],
-            ),
-        )
-        self._owners: list[Owner] = []  # whose each token is
-        self._shown = 0  # characters given out
-        self._token = 0  # whose text holds the next of them
+    def __init__(self, llm: LLM, reply: Reply) -> None:
+        self.reply, request = reply, reply.request
         self._steps = decode(
-            prompt,
-            self.output,
+            request.prompt,
+            request.output,
             target=llm.loaded.target,
-            drafter=llm.drafter(),
-            controller=Fixed(llm.speculation.num_speculative_tokens),
-            rule=fused(llm.speculation.verify, params, allow_lossy=llm.speculation.allow_lossy),
-            law=raw_law_of(params),
-            chance=KernelChance(params.seed),
+            drafter=request.drafter,
+            controller=request.controller,
+            rule=request.rule,
+            law=request.law,
+            chance=request.chance,
         )
 
     def __iter__(self) -> Iterator[Delta]:
         for step in self._steps:
-            self.stats.add(step)
-            self._owners += ["draft"] * step.accepted + ["target"] * (len(step.tokens) - step.accepted)
-            yield Delta(tuple(self._new_pieces()), step)
-
-    def _new_pieces(self) -> Iterator[tuple[str, Owner]]:
-        """The newly released text, cut where it changes hands between drafter and target."""
-        output = self.output
-        while self._shown < output.released:
-            owner = self._owners[self._token]
-            end = output.released
-            for at in range(self._token, len(self._owners)):
-                self._token = at
-                if self._owners[at] != owner:
-                    end = output.ends[at - 1]
-                    break
-                if output.ends[at] >= output.released:
-                    break
-            if end > self._shown:
-                yield output.text[self._shown : end], owner
-                self._shown = end
+            yield self.reply.add(step)
 
     def result(self) -> Completion:
         for _ in self:
             pass
-        output = self.output
-        if output.finish_reason is None:
-            raise RuntimeError("result: the request was interrupted or failed before it ended; start it again")
-        return Completion(
-            output.text,
-            tuple(output.token_ids),
-            output.finish_reason,
-            output.stop_reason,
-            self.seed,
-            self.config,
-            self.stats,
-        )
-
-
-def default_params(generation: Mapping[str, Any]) -> SamplingParams:
-    """What a generation_config.json asks for; temperature 1 where it says nothing, greedy if it says not to sample."""
-    if generation.get("do_sample") is False:
-        return SamplingParams(temperature=0.0)
-    names = ("temperature", "top_k", "top_p", "min_p")
-    return SamplingParams(**{name: generation[name] for name in names if generation.get(name) is not None})
-
-
-_APPLIED = {"temperature", "top_k", "top_p", "min_p", "do_sample", "eos_token_id"}
-_ABOUT_NO_TOKEN = {  # entries of a generation_config.json that change no token
-    *("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "_from_model_config"),
-    *("use_cache", "cache_implementation", "cache_config", "return_dict_in_generate", "output_attentions"),
-    *("output_hidden_states", "output_scores", "output_logits", "trust_remote_code", "max_length"),
-}
-_NEUTRAL = {
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "length_penalty": 1.0,
-    "typical_p": 1.0,
-    "num_beams": 1,
-    "num_beam_groups": 1,
-    "num_return_sequences": 1,
-    "guidance_scale": 1.0,
-}
-
-
-def not_applied(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """What a generation_config.json asks for beyond that, and does not get yet: reported, never silently dropped."""
-    ignored = _APPLIED | _ABOUT_NO_TOKEN
-    return {
-        name: value
-        for name, value in generation.items()
-        if name not in ignored and value not in (None, False, 0, [], {}) and value != _NEUTRAL.get(name)
-    }
-
-
-def end_ids(generation: Mapping[str, Any], fallback: int | None) -> frozenset[int]:
-    """The ids that end a text: generation_config.json's, else the tokenizer's."""
-    given = generation.get("eos_token_id", fallback)
-    if given is None:
-        return frozenset()
-    return frozenset(given if isinstance(given, list) else [given])
+        return self.reply.completion()
 
 
 def _require_same_vocabulary(target: Loaded, draft: Loaded) -> None:

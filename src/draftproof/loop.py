@@ -29,7 +29,7 @@ def decode(
     clock: Callable[[], float] = perf_counter,
 ) -> Iterator[Step]:
     """Continue `prompt` into `output`, a round at a time, until commit finds a reason to stop."""
-    lap = _Laps(clock)
+    lap = Laps(clock)
     history = list(prompt)
     capacity = len(prompt) + output.limit
     session = target.open(capacity)
@@ -80,7 +80,7 @@ class LazyRows(Sequence[Any]):
         return self._known[index]
 
 
-class _Laps:
+class Laps:
     """Seconds since the last lap, by name."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

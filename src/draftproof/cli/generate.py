@@ -84,14 +84,14 @@ def generate(
         note("on this machine a row's bits depend on the rows beside it: same law, but a seed's text may differ")
     if llm.claim == "lossy":
         note(f"{verify} changes what the model says: this text does not have the model's law")
-    for name, value in request.config["not_applied"].items():
+    for name, value in request.reply.config["not_applied"].items():
         note(f"the model's generation_config.json asks for {name} {value}, which is not applied")
     with aside(trace) as file:
         _stream(request, file, show=not as_json)
     if as_json:
         print(json.dumps(request.result().as_dict(), ensure_ascii=False))
     else:
-        print(summary(request.stats, request.seed), file=sys.stderr)
+        print(summary(request.reply.stats, request.reply.seed), file=sys.stderr)
 
 
 def speculative_config(draft: str, off: bool, depth: int, verify: str, allow_lossy: bool) -> dict[str, Any]:

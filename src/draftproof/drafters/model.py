@@ -20,6 +20,18 @@ class _Guide:
     agreed: int = 0  # how much of `fed` is known to be committed text
 
 
+@dataclass(slots=True)
+class _Growing:
+    """One session's draft under way."""
+
+    guide: _Guide
+    chance: Chance
+    depth: int
+    pending: tuple[int, ...]  # what the model is fed next
+    drafted: list[int] = field(default_factory=list)
+    rows: list[Row | LazyRow] = field(default_factory=list)
+
+
 class ModelDrafter:
     """Draws a chain from `model`, under the request's own sampling law.
 
@@ -41,30 +53,37 @@ class ModelDrafter:
             session.tokens += new
 
     def propose(self, sessions: Sequence[_Guide], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
-        return [self._propose(*each) for each in zip(sessions, plans, chances, strict=True)]
+        """All sessions together: one forward a depth."""
+        growing = [self._begin(*each) for each in zip(sessions, plans, chances, strict=True)]
+        while active := [each for each in growing if len(each.drafted) < each.depth]:
+            feeds = [Feed(each.guide.model, each.pending, want=(len(each.pending) - 1,)) for each in active]
+            scores = self._model.forward(feeds)
+            self._model.commit([feed.session for feed in feeds], [()] * len(feeds))
+            for each, found in zip(active, scores, strict=True):
+                each.guide.fed += each.pending
+                self._draw(each, found.logits[0])
+        return [
+            Draft.chain(len(each.guide.tokens), each.drafted, self._kind, self._name, each.rows) for each in growing
+        ]
 
-    def _propose(self, guide: _Guide, plan: Plan, chance: Chance) -> Draft:
-        root = len(guide.tokens)
-        depth = min(plan.depth, self._model.max_context - root + 1)  # the last token drafted is never fed
-        if depth <= 0:
-            return Draft(root)
-        drafted: list[int] = []
-        rows: list[Row | LazyRow] = []
-        pending = self._repair(guide)
+    def _begin(self, guide: _Guide, plan: Plan, chance: Chance) -> _Growing:
+        depth = min(plan.depth, self._model.max_context - len(guide.tokens) + 1)  # the last drafted token is never fed
+        pending = self._repair(guide) if depth > 0 else (0,)
         if max(pending) >= self._model.vocab_size:  # an id of the target's padding: this model has no embedding for it
-            return Draft(root)
-        for i in range(depth):
-            logits = self._logits_after(guide, pending)
-            key = token_key(root + i) if self._kind is Kind.COUPLED else Key(root, i, Purpose.DRAFT, i)
-            try:
-                row = self._law(guide.context, logits, [*guide.tokens, *drafted])
-                (token,) = chance.pick(row, key)  # a law may be lazy: what is wrong with it shows here at the latest
-            except ValueError as error:
-                raise ValueError(f"draft model {self._name}: {error}") from error
-            rows.append(row)
-            drafted.append(token)
-            pending = (token,)
-        return Draft.chain(root, drafted, self._kind, self._name, rows)
+            depth = 0
+        return _Growing(guide, chance, depth, pending)
+
+    def _draw(self, each: _Growing, logits: np.ndarray) -> None:
+        root, i = len(each.guide.tokens), len(each.drafted)
+        key = token_key(root + i) if self._kind is Kind.COUPLED else Key(root, i, Purpose.DRAFT, i)
+        try:
+            row = self._law(each.guide.context, logits, [*each.guide.tokens, *each.drafted])
+            (token,) = each.chance.pick(row, key)  # a law may be lazy: what is wrong with it shows here at the latest
+        except ValueError as error:
+            raise ValueError(f"draft model {self._name}: {error}") from error
+        each.rows.append(row)
+        each.drafted.append(token)
+        each.pending = (token,)
 
     def _repair(self, guide: _Guide) -> tuple[int, ...]:
         """Cut the cache to the committed text; return the committed tokens it lacks, at least the last one."""
@@ -76,12 +95,29 @@ class ModelDrafter:
             del guide.fed[guide.agreed :]
         return tuple(guide.tokens[guide.agreed :])
 
-    def _logits_after(self, guide: _Guide, pending: tuple[int, ...]) -> np.ndarray:
-        [scores] = self._model.forward([Feed(guide.model, pending, want=(len(pending) - 1,))])
-        self._model.commit([guide.model], [()])
-        guide.fed += pending
-        return scores.logits[0]
-
     def _law(self, context: Context, logits: np.ndarray, history: Sequence[int]) -> Row | LazyRow:
         row = context.law(logits[: context.vocab_size], history)
         return row if len(row) == context.vocab_size else fit(np.asarray(row), context.vocab_size)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self._model.kv_bytes_per_token
+
+    def close(self, session: _Guide) -> None:
+        self._model.close(session.model)
+        session.fed.clear()
+        session.agreed = 0
+
+    def keep(self, session: _Guide) -> _Guide:
+        self._repair(session)
+        return _Guide(session.context, self._model.keep(session.model), fed=list(session.fed))
+
+    def adopt(self, session: _Guide, donor: _Guide, length: int) -> None:
+        kept = donor.fed[:length]
+        self._model.adopt(session.model, donor.model, len(kept))
+        session.fed = kept
+
+    def check(self, session: _Guide, tokens: Sequence[int]) -> str | None:
+        if session.tokens != list(tokens):
+            return f"was told {len(session.tokens)} tokens, not the {len(tokens)} that were committed"
+        return self._model.check(session.model, session.fed)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .verdicts import Batch, Verdicts, seed_words, settings_of
+from .verdicts import Batch, Part, Verdicts, seed_words, settings_of
 
 KERNELS = ("coupled", "token", "block")
 
@@ -116,6 +116,7 @@ def warm(notify: Callable[[str], None] = lambda message: None) -> None:
 __all__ = [
     "KERNELS",
     "Batch",
+    "Part",
     "Verdicts",
     "decide",
     "draw",

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ..base import Chance, Draft, Key, Law, Row, Rule, Verdict
+from ..base import Chance, Draft, Key, Law, Round, Row, Rule, Verdict
 from ..chance import PhiloxChance
 from ..rules import rule_named
-from ..rules.needs import require
+from ..rules.needs import why_not
 from ..sampling import SamplingParams, law_of
-from . import KERNELS, Batch, decide, draw, seed_words, settings_of
+from . import KERNELS, Batch, Part, decide, draw, seed_words, settings_of
 
 
 @dataclass(slots=True)
@@ -86,10 +86,71 @@ class KernelChance:
         return self.inner.pick(weights, key, k)
 
 
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A rule under `params`, by its kernel. rule: the same without, which says what is wrong with a row and where."""
+
+    name: str
+    rule: Rule
+    params: SamplingParams
+
+    def __call__(self, draft: Draft, rows: Sequence[Any], chance: Chance) -> Verdict:
+        [verdict] = judge([Round(self, draft, rows, chance)])
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+
 def fused(name: str, params: SamplingParams, *, allow_lossy: bool = False) -> Rule:
     """The rule of that name under `params`, by its kernel if it has one; it takes raw laws either way."""
     rule = partial(_on_rows, rule_named(name, allow_lossy=allow_lossy))
-    return partial(_verify, name, rule, params) if name in KERNELS else rule
+    return Fused(name, rule, params) if name in KERNELS else rule
+
+
+def judge(rounds: Sequence[Round]) -> list[Verdict | Exception]:
+    """Every round by its own rule; those of one kernel together."""
+    found: list[Verdict | Exception | None] = [None] * len(rounds)
+    for name in KERNELS:
+        alike = [i for i, each in enumerate(rounds) if _has_kernel(each, name)]
+        if alike:
+            for i, verdict in zip(alike, _verdicts(name, [rounds[i] for i in alike]), strict=True):
+                found[i] = verdict
+    return [_by_rule(each) if verdict is None else verdict for each, verdict in zip(rounds, found, strict=True)]
+
+
+def _has_kernel(each: Round, name: str) -> bool:
+    rule, draft = each.rule, each.draft
+    if not isinstance(rule, Fused) or rule.name != name or not isinstance(each.chance, KernelChance):
+        return False
+    if why_not(name, draft.parents, draft.kind) is not None:
+        return False
+    return name == "coupled" or not draft.rows or _q_logits(draft, settings_of(rule.params)) is not None
+
+
+def _by_rule(each: Round) -> Verdict | Exception:
+    rule = each.rule.rule if isinstance(each.rule, Fused) else each.rule
+    try:
+        return rule(each.draft, each.rows, each.chance)
+    except Exception as error:
+        return error
+
+
+def _verdicts(name: str, rounds: Sequence[Round]) -> list[Verdict | Exception | None]:
+    """By the kernel; None where a row holds no law: the rule says what is wrong, and where."""
+    try:
+        verdicts = decide(name, Batch.join([_part(name, each) for each in rounds]))
+    except Exception as error:
+        return [error] if len(rounds) == 1 else [each for one in rounds for each in _verdicts(name, [one])]
+    found = zip(rounds, verdicts.found[:, 3].tolist(), strict=True)
+    return [verdicts.verdict(i, partial(_q, each.draft)) if bad < 0 else None for i, (each, bad) in enumerate(found)]
+
+
+def _part(name: str, each: Round) -> Part:
+    rule: Any = each.rule
+    chance: Any = each.chance
+    rows: Any = each.rows
+    q_logits = None if name == "coupled" else _q_logits(each.draft, settings_of(rule.params))
+    return Part(each.draft, rows.logits, rule.params, chance.inner.seed, chance.inner.sample, q_logits)
 
 
 def _on_rows(rule: Rule, draft: Draft, rows: Sequence[Any], chance: Chance) -> Verdict:
@@ -108,19 +169,6 @@ class _Arrays(Sequence[Row]):
 
     def __getitem__(self, index):
         return np.asarray(self._rows[index])
-
-
-def _verify(name: str, rule: Rule, params: SamplingParams, draft: Draft, rows: Any, chance: Any) -> Verdict:
-    q_logits = _q_logits(draft, settings_of(params)) if name != "coupled" else None
-    if not isinstance(chance, KernelChance) or (q_logits is None and name != "coupled" and draft.rows):
-        return rule(draft, rows, chance)
-    require(draft, name)
-    batch = Batch.of(draft, rows.logits, params, chance.inner.seed, chance.inner.sample, q_logits)
-    verdicts = decide(name, batch)
-    bad = int(verdicts.found[0, 3])
-    if bad >= 0:
-        return rule(draft, rows, chance)  # the rule says what is wrong, and where
-    return verdicts.verdict(0, partial(_q, draft))
 
 
 def _q(draft: Draft, node: int) -> Any:

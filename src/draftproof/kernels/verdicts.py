@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Integer, UInt64
@@ -25,6 +25,17 @@ def settings_of(params: SamplingParams) -> tuple[float, float, float, float]:
 def seed_words(root: int, sample: int, seed: int) -> tuple[int, int, int, int]:
     """What a kernel knows of a request's chance: committed tokens, sample index, low and high word of the seed."""
     return root, sample, seed & 0xFFFFFFFF, seed >> 32
+
+
+class Part(NamedTuple):
+    """What a batch holds of one request. logits: [nodes + 1, V]. q_logits: as in `Batch`, the request's own."""
+
+    draft: Draft
+    logits: np.ndarray
+    params: SamplingParams
+    seed: int
+    sample: int
+    q_logits: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +82,26 @@ class Batch:
             )
 
     @classmethod
-    def of(cls, draft: Draft, logits: Any, params: SamplingParams, seed: int, sample: int, q_logits: Any) -> Batch:
-        """One request."""
-        nodes = np.zeros((len(draft), 3), np.int64)
-        nodes[:, 0], nodes[:, 1] = draft.tokens, draft.parents
-        if q_logits is not None:
-            nodes[:, 2] = [draft.law(node) is not None for node in range(len(draft))]
+    def join(cls, parts: Sequence[Part]) -> Batch:
+        """Requests that come one by one."""
+        logits, firsts = _joined([part.logits for part in parts])
+        lengths = [len(part.draft) for part in parts]
+        ends = np.cumsum(lengths)
+        nodes = np.zeros((int(ends[-1]), 3), np.int64)
+        nodes[:, 0] = [token for part in parts for token in part.draft.tokens]
+        nodes[:, 1] = [parent for part in parts for parent in part.draft.parents]
+        q_logits = None
+        if any(part.q_logits is not None for part in parts):
+            nodes[:, 2] = [part.draft.law(node) is not None for part in parts for node in range(len(part.draft))]
+            # rows of nodes that were chosen are not read
+            rows = [part.logits[:-1] if part.q_logits is None else part.q_logits for part in parts]
+            q_logits = rows[0] if len(rows) == 1 else np.concatenate(rows)
         return cls(
             logits,
-            np.array([[0, 0, len(draft)]]),
+            np.stack([firsts, ends - lengths, lengths], 1),
             nodes,
-            np.array([settings_of(params)]),
-            np.array([seed_words(draft.root, sample, seed)], np.uint64),
+            np.array([settings_of(part.params) for part in parts]),
+            np.array([seed_words(part.draft.root, part.sample, part.seed) for part in parts], np.uint64),
             q_logits,
         )
 
@@ -91,6 +110,19 @@ class Batch:
         n = len(self.nodes)
         found = np.zeros((len(self.layout), 4), np.int64)
         return Verdicts(rule, self, found, np.zeros(n, np.int64), np.full((n, 4), np.nan))
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:
+    """Rows of several arrays as one, and where each begins in it: not copied if they are parts of one array already, as
+    a forward leaves them."""
+    whole = arrays[0].base
+    if isinstance(whole, np.ndarray) and whole.ndim == 2 and whole.flags.c_contiguous:
+        alike = whole.strides, whole.dtype, whole.shape[1:]
+        if all(a.base is whole and (a.strides, a.dtype, a.shape[1:]) == alike for a in arrays):
+            start = whole.__array_interface__["data"][0]
+            return whole, [(a.__array_interface__["data"][0] - start) // whole.strides[0] for a in arrays]
+    firsts = np.cumsum([0, *(len(a) for a in arrays)])[:-1].tolist()
+    return (arrays[0] if len(arrays) == 1 else np.concatenate(arrays)), firsts
 
 
 def _index_in_request(layout: np.ndarray, n: int) -> np.ndarray:

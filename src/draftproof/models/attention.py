@@ -1,4 +1,4 @@
-"""One request's query rows against its keys. Apart, so that bits.py measures the very code that hf.py runs."""
+"""Query rows against their keys, of one request or several. Apart, so that bits.py measures what hf.py runs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from jaxtyping import Float, Shaped
 
 
 def attend(
-    q: Float[torch.Tensor, "1 h n d"],
-    k: Float[torch.Tensor, "1 h s d"],
-    v: Float[torch.Tensor, "1 h s e"],
-    mask: Shaped[torch.Tensor, "1 1 n s"],
+    q: Float[torch.Tensor, "b h n d"],
+    k: Float[torch.Tensor, "b h s d"],
+    v: Float[torch.Tensor, "b h s e"],
+    mask: Shaped[torch.Tensor, "b 1 n s"],
     scaling: float | None,
     softcap: float | None,
     kv_step: int,
-) -> Float[torch.Tensor, "1 h n e"]:
+) -> Float[torch.Tensor, "b h n e"]:
     """Every query row sees at least one key. mask: what is added to the scores, 0 or −inf, in the dtype of q (torch
     would make the same of a boolean one, once a layer)."""
     if softcap is not None:

@@ -41,6 +41,7 @@ _TEXTS = (50, 120, 200, 300, 450, 520, 700, 1000)  # lengths on either side of t
 _QUERY_MULTIPLES = (4, 8, 16, 32)  # the fused CPU attention takes its query rows in blocks of 32 or more
 _QUERY_BLOCK = _QUERY_MULTIPLES[-1]
 _QUERY_COUNTS = (64, 96, 128)  # of a prompt's chunk; longer ones would read keys that none of their rows sees
+_MATES = (2, 3, 5, 8, 16)  # requests in one call of attention
 _POOL = 16  # sample rows, each met at many places of a call
 
 
@@ -51,6 +52,7 @@ class RowPlan:
     Above 64 rows, where padded at all, they are multiples of 64: only those are measured.
     query_multiple, query_most: the same for one request's rows in attention; it costs little there to pad further.
     exact: every count the plan allows gave the same bits when it was measured.
+    together: whether several requests may share a call of attention.
     """
 
     multiple: int
@@ -59,6 +61,7 @@ class RowPlan:
     exact: bool = False
     query_multiple: int = 1
     query_most: int = 128
+    together: bool = True
 
     def padded(self, rows: int) -> int:
         step = self.multiple if rows <= NARROW or self.multiple == 1 else _WIDE
@@ -98,7 +101,13 @@ def measure_rows(model: nn.Module) -> RowPlan:
     query_most = min((most for _, most in found), default=_QUERY_COUNTS[-1])
     kv_step = max((_kv_step(shape, queries, like) for shape in shapes), default=KV_STEP)
     return RowPlan(
-        multiple=4, most=counts[-1], kv_step=kv_step, exact=True, query_multiple=queries, query_most=query_most
+        multiple=4,
+        most=counts[-1],
+        kv_step=kv_step,
+        exact=True,
+        query_multiple=queries,
+        query_most=query_most,
+        together=all(_may_share_calls(shape, queries, kv_step, like) for shape in shapes),
     )
 
 
@@ -291,6 +300,30 @@ def _kv_step(shape: tuple, queries: int, like: torch.Tensor) -> int:
         known = run(KV_STEP)
         steps = [step for step in steps if torch.equal(run(step), known)]
     return min(steps, default=KV_STEP)
+
+
+def _may_share_calls(shape: tuple, queries: int, kv_step: int, like: torch.Tensor) -> bool:
+    """Whether a request's rows keep their bits beside other requests in one call, at the arena's stride, with as many
+    rows and slots as the mates need."""
+    heads, kv_heads, key_size, value_size, softcap = shape
+    groups, most, slots, length = heads // kv_heads, max(_MATES), 2 * KV_STEP, 50
+    k = _normal(most, kv_heads, 2 * slots, key_size).to(like)
+    v = _normal(most, kv_heads, 2 * slots, value_size).to(like)
+    for rows in range(queries, _QUERY_BLOCK + 1, queries):
+        q = _normal(most, kv_heads, groups * rows, key_size).to(like)
+        added = torch.zeros(most, 1, groups * rows, slots).to(like)
+        added[..., length:] = float("-inf")
+
+        def run(first: int, count: int, end: int, q: torch.Tensor = q, added: torch.Tensor = added) -> torch.Tensor:
+            some = slice(first, first + count)
+            return attend(q[some], k[some, :, :end], v[some, :, :end], added[some, ..., :end], None, softcap, KV_STEP)
+
+        alone = torch.cat([run(i, 1, -(-length // kv_step) * kv_step) for i in range(most)])
+        for count in _MATES:
+            for end in (kv_step, KV_STEP + kv_step, slots):
+                if end >= length and not torch.equal(run(0, count, end), alone[:count]):
+                    return False
+    return True
 
 
 def _normal(*shape: int) -> torch.Tensor:

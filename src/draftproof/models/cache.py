@@ -1,4 +1,4 @@
-"""The KV cache of one request: a padded buffer a layer, with a length.
+"""The KV cache of one request: a padded buffer a layer, its own or a row of the arena, with a length.
 
 Rollback is setting the length; nothing is copied but the rows of a tree's accepted path. What lies beyond the length is
 stale and hidden by the mask.
@@ -6,30 +6,42 @@ stale and hidden by the mask.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 
+from .arena import KVArena
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of a layer, [heads, slots, size]."""
+
 
 class KVCache:
-    """Keys and values of one request, [heads, slots, size] for each layer, made when a layer first writes.
+    """Keys and values of one request.
 
-    Slots come in steps of `step`, so that attention can always read a multiple of it.
+    Slots come in steps of `step`, so that attention can always read a multiple of it. They lie in a row of `arena` if
+    one is free, else in buffers that are made when a layer first writes.
     """
 
-    def __init__(self, capacity: int, step: int) -> None:
+    def __init__(self, capacity: int, step: int, arena: KVArena | None = None) -> None:
+        self.length = 0
+        self.arena = arena if arena is not None and capacity <= arena.slots else None
+        self.row = None if self.arena is None else self.arena.take()
         self._step = step
         self._slots = self._rounded(capacity)
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.length = 0
+        self._layers: dict[int, Pair] = {}
+        if arena is not None and self.row is not None:
+            # a session that is dropped and not closed gives its row back, too
+            self._end = weakref.finalize(self, arena.give_back, self.row)
 
     def _rounded(self, slots: int) -> int:
         return -(-slots // self._step) * self._step
 
     def write(
         self, layer: int, start: int, key: Float[torch.Tensor, "h n d"], value: Float[torch.Tensor, "h n e"]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Pair:
         """Write rows at slot `start` and return all slots up to the end of their step, keys and values."""
         end = start + key.shape[1]
         keys, values = self._room(layer, end, key, value)
@@ -38,10 +50,12 @@ class KVCache:
         seen = self._rounded(end)
         return keys[:, :seen], values[:, :seen]
 
-    def _room(self, layer: int, end: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        known = self._layers.get(layer)
+    def _room(self, layer: int, end: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
+        known = self._known(layer)
         if known is not None and known[0].shape[1] >= end:
             return known
+        if self.row is not None:
+            raise ValueError(f"context: a request was opened for fewer than {end} tokens")
         self._slots = max(self._slots, self._rounded(end))
         # zeros, not empty: a masked slot still meets a weight of 0, and 0 · NaN is NaN
         fresh = tuple(x.new_zeros(x.shape[0], self._slots, x.shape[2]) for x in (key, value))
@@ -50,6 +64,12 @@ class KVCache:
                 new[:, : old.shape[1]] = old
         self._layers[layer] = (fresh[0], fresh[1])
         return self._layers[layer]
+
+    def _known(self, layer: int) -> Pair | None:
+        if self.arena is not None and self.row is not None and layer not in self._layers:
+            keys, values = self.arena.layer(layer)
+            self._layers[layer] = keys[self.row], values[self.row]
+        return self._layers.get(layer)
 
     @torch.inference_mode()  # the buffers were made in it, and may not be written outside of it
     def compact(self, base: int, offsets: Sequence[int]) -> None:
@@ -61,6 +81,25 @@ class KVCache:
             for buffer in (keys, values):
                 buffer[:, base : base + len(offsets)] = buffer[:, index.to(buffer.device)]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for pair in self._layers.values() for x in pair)
+    @torch.inference_mode()
+    def copy(self, donor: KVCache, length: int) -> None:
+        """Begin with the donor's first `length` slots."""
+        for layer, (keys, values) in donor._layers.items():
+            self.write(layer, 0, keys[:, :length], values[:, :length])
+        self.length = length
+
+    def differs(self, other: KVCache) -> int | None:
+        """The first layer in which the two differ within their length."""
+        for layer, pair in self._layers.items():
+            for mine, theirs in zip(pair, other._layers[layer], strict=True):
+                if not torch.equal(mine[:, : self.length], theirs[:, : self.length]):
+                    return layer
+        return None
+
+    def close(self) -> None:
+        """Free everything, now."""
+        self._layers.clear()
+        self.length = 0
+        if self.row is not None:
+            self._end()
+            self.row = None

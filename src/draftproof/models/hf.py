@@ -23,10 +23,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..base import Feed, Scores
 from ..trees import require_path
+from .arena import PAGE, KVArena, arena
 from .attention import attend
 from .bits import KV_STEP, RowPlan
 from .cache import KVCache
-from .layout import Layout, Span, positions_of, spans_of, tiles_of
+from .layout import Layout, Neighbours, Span, neighbours_of, positions_of, spans_of, tiles_of
 from .support import NoCache, context_of, try_out
 
 ATTENTION = "draftproof"
@@ -42,7 +43,8 @@ class HFSession:
 class Packing:
     """What our attention function must know of the forward under way. Travels through the model as a keyword."""
 
-    spans: list[Span]
+    alone: Sequence[Span]
+    neighbours: Sequence[Neighbours]
     plan: RowPlan
 
 
@@ -61,20 +63,29 @@ def packed_attention(
     """query [1, heads, rows, size], key and value [1, kv_heads, rows, size] -> ([1, rows, heads, size], None)."""
     if draftproof is None:
         raise ValueError("attention 'draftproof': this model is driven by draftproof; call it through HFTarget")
-    rows, plan = query.shape[2], draftproof.plan
-    groups = query.shape[1] // key.shape[1]
-    parts = []
-    for span in draftproof.spans:
+    heads, rows = query.shape[1:3]
+    groups, step = heads // key.shape[1], max(draftproof.plan.kv_step, KV_STEP)
+    parts, places = [], []
+    for span in draftproof.alone:  # before the neighbours: the last rows of a long piece may be among those
         at = slice(span.lo, span.lo + span.rows)
         keys, values = span.layout.cache.write(module.layer_idx, span.start, key[0, :, at], value[0, :, at])
         mask = span.mask(query, groups, sliding_window)
-        q = _folded(query, span, groups)
-        o = attend(q, keys[None], values[None], mask, scaling, softcap, max(plan.kv_step, KV_STEP))
-        parts.append(o.view(query.shape[1], span.size, -1).transpose(0, 1)[: span.rows])
-    spare = rows - sum(len(part) for part in parts)
-    if spare:
-        parts.append(parts[0].new_zeros(spare, *parts[0].shape[1:]))
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+        o = attend(_folded(query, span, groups), keys[None], values[None], mask, scaling, softcap, step)
+        parts.append(o.view(heads, span.size, -1).transpose(0, 1)[: span.rows])
+        places.append(at)
+    for some in draftproof.neighbours:
+        keys, values = some.write(module.layer_idx, key[0], value[0])
+        mask = some.mask(query, groups, sliding_window)
+        o = attend(_gathered(query, some, groups), keys, values, mask, scaling, softcap, step)
+        o = o.view(len(some.members), heads, some.size, -1).transpose(1, 2).flatten(0, 1)
+        parts.append(o.index_select(0, some.results))
+        places.append(some.rows)
+    if len(parts) == 1 and not draftproof.neighbours and len(parts[0]) == rows:
+        return parts[0][None], None
+    out = parts[0].new_zeros(rows, *parts[0].shape[1:])
+    for place, part in zip(places, parts, strict=True):
+        out[place] = part
+    return out[None], None
 
 
 def _folded(query: torch.Tensor, span: Span, groups: int) -> torch.Tensor:
@@ -91,6 +102,13 @@ def _folded(query: torch.Tensor, span: Span, groups: int) -> torch.Tensor:
     return q.reshape(1, heads // groups, groups * span.size, width).contiguous()
 
 
+def _gathered(query: torch.Tensor, some: Neighbours, groups: int) -> torch.Tensor:
+    """The same for every member: [members, kv_heads, groups·size, d]. Spare rows repeat a member's last one."""
+    heads, _, width = query.shape[1:]
+    q = query[0].index_select(1, some.queries).view(heads // groups, groups, len(some.members), some.size, width)
+    return q.permute(2, 0, 1, 3, 4).reshape(len(some.members), heads // groups, groups * some.size, width)
+
+
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
 
 
@@ -98,7 +116,10 @@ class HFTarget:
     """A transformers causal language model as a `Target`. Feeds of any shape and any number of sessions at once."""
 
     def __init__(self, model: PreTrainedModel, plan: RowPlan) -> None:
-        try_out(model)  # refuses what cannot be driven
+        calls = sorted(try_out(model).calls, key=lambda call: call.layer)  # refuses what cannot be driven
+        self._shapes = [(call.kv_heads, call.key_size, call.value_size) for call in calls]
+        self._arena: KVArena | None = None
+        self._in_blocks = False
         model.set_attn_implementation(ATTENTION)
         self.model = model.eval()
         self.plan = plan
@@ -106,8 +127,51 @@ class HFTarget:
         self.vocab_size: int = config.vocab_size
         self.max_context = context_of(config)
 
+    def provide(self, sessions: int, tokens: int) -> None:
+        """Expect so many sessions at once, of up to `tokens` tokens each: they will share their calls of attention, and
+        take memory as they grow and not when they are opened."""
+        slots = min(tokens, self.max_context) + self.plan.kv_step
+        self._arena = arena(sessions, slots, self._shapes, self.model.dtype, self.model.device)
+        self._in_blocks = True
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return sum(heads * (key + value) for heads, key, value in self._shapes) * self.model.dtype.itemsize
+
+    @property
+    def kv_block(self) -> int:
+        """Tokens whose memory is taken together: pages, or a step of the buffers."""
+        if self._arena is None:
+            return self.plan.kv_step
+        return max(PAGE // (min(sizes) * self.model.dtype.itemsize) for _, *sizes in self._shapes)
+
     def open(self, capacity: int) -> HFSession:
-        return HFSession(KVCache(capacity, self.plan.kv_step))
+        return HFSession(KVCache(0 if self._in_blocks else capacity, self.plan.kv_step, self._arena))
+
+    def close(self, session: HFSession) -> None:
+        session.cache.close()
+        session.feed = None
+
+    def keep(self, session: HFSession) -> HFSession:
+        kept = HFSession(KVCache(session.cache.length, 1))
+        kept.cache.copy(session.cache, session.cache.length)
+        return kept
+
+    def adopt(self, session: HFSession, donor: HFSession, length: int) -> None:
+        session.cache.copy(donor.cache, length)
+
+    def check(self, session: HFSession, tokens: Sequence[int]) -> str | None:
+        """By computing all of it again; bit for bit where the plan keeps bits, else the lengths alone."""
+        cached = self.cached(session)
+        if cached > len(tokens):
+            return f"{cached} tokens are cached and {len(tokens)} committed"
+        if not cached or not self.plan.exact:
+            return None
+        replay = HFSession(KVCache(cached, self.plan.kv_step))
+        self.forward([Feed(replay, tuple(tokens[:cached]), want=())])
+        self.commit([replay], [()])
+        layer = session.cache.differs(replay.cache)
+        return None if layer is None else f"the cache of layer {layer} is not that of a replay"
 
     def cached(self, session: HFSession) -> int:
         return session.cache.length
@@ -121,17 +185,17 @@ class HFTarget:
             raise ValueError(f"context: {longest} tokens, the model takes {self.max_context}")
         for feed in feeds:
             feed.session.feed = feed
-        found: list[list[torch.Tensor]] = [[] for _ in feeds]
+        found: list[list[np.ndarray]] = [[] for _ in feeds]
         for tile in tiles_of([len(feed.tokens) for feed in feeds], self.plan.most):
             self._run(layouts, tile, found)
-        return [Scores(self._to_numpy(logits)) for logits in found]
+        none = np.zeros((0, self.vocab_size), np.float32)
+        return [Scores(parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else none) for parts in found]
 
-    def _run(
-        self, layouts: Sequence[Layout], tile: list[tuple[int, int, int]], found: list[list[torch.Tensor]]
-    ) -> None:
+    def _run(self, layouts: Sequence[Layout], tile: list[tuple[int, int, int]], found: list[list[np.ndarray]]) -> None:
         """One tile: its rows through the model, the wanted logits appended to `found`, a feed each."""
         padded = self.plan.padded(sum(last - first for _, first, last in tile))
         spans = spans_of(layouts, tile, self.plan)
+        neighbours, alone = neighbours_of(spans, self.plan)
         wanted = [
             [span.lo + row - span.first for row in span.layout.wanted if span.first <= row < span.last]
             for span in spans
@@ -140,26 +204,19 @@ class HFTarget:
         keep = index + [0] * (self.plan.padded(len(index)) - len(index))
         device = self.model.device
         tokens, positions = positions_of(layouts, tile, padded)
-        logits = self.model(
+        logits: torch.Tensor = self.model(
             input_ids=tokens.to(device),
             position_ids=positions.to(device),
             cache=NoCache(),
             use_cache=True,
             logits_to_keep=torch.tensor(keep, dtype=torch.long, device=device),
-            draftproof=Packing(spans, self.plan),
+            draftproof=Packing(alone, neighbours, self.plan),
         ).logits[0]
-        at = 0
+        at, numbers = 0, logits.float().cpu().numpy()  # the one place where logits leave torch
         for span, rows in zip(spans, wanted, strict=True):
             if rows:
-                found[layouts.index(span.layout)].append(logits[at : at + len(rows)])
+                found[layouts.index(span.layout)].append(numbers[at : at + len(rows)])
                 at += len(rows)
-
-    def _to_numpy(self, logits: list[torch.Tensor]) -> np.ndarray:
-        """The one place that decides how logits leave torch: float32, the model's own memory where it has them so."""
-        if not logits:
-            return np.zeros((0, self.vocab_size), dtype=np.float32)
-        rows = logits[0] if len(logits) == 1 else torch.cat(logits)
-        return rows.float().cpu().numpy()
 
     def commit(self, sessions: Sequence[HFSession], paths: Sequence[Sequence[int]]) -> None:
         for session, path in zip(sessions, paths, strict=True):

@@ -69,11 +69,8 @@ def load(
     notify: Notify = lambda message: None,
 ) -> Loaded:
     """Resolve `name`, load it, and measure which row counts keep its bits (exact="law": do not, and pad nothing)."""
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype: {dtype!r} is unknown; known are {', '.join(DTYPES)}")
-    if exact not in ("bits", "law"):
-        raise ValueError(f"exact: {exact!r} is unknown; known are bits, law")
-    where = _device(device)
+    require_known(dtype, exact)
+    where = device_named(device)
     path = resolve(name, cache_dir or default_cache_dir(), notify)
     generation = _generation_config(path)
     with quiet_transformers():
@@ -93,6 +90,14 @@ def load(
     return Loaded(name, path, target, tokenizer, generation)
 
 
+def require_known(dtype: str, exact: str) -> None:
+    """Refuse what `load` could make nothing of."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: {dtype!r} is unknown; known are {', '.join(DTYPES)}")
+    if exact not in ("bits", "law"):
+        raise ValueError(f"exact: {exact!r} is unknown; known are bits, law")
+
+
 def _trial_logits(model: Any) -> np.ndarray:
     target = HFTarget(model, LAW_PLAN)
     [scores] = target.forward([Feed(target.open(4), (0,) * 4, want=(0, 1, 2, 3))])
@@ -108,7 +113,7 @@ def _require_weights(name: str, found: Mapping[str, Any]) -> None:
             raise ValueError(f"model: {name!r} has {kind.replace('_', ' ')}: {shown}")
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

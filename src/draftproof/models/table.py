@@ -26,6 +26,7 @@ class TableTarget:
 
     def __init__(self, row: Callable[[Sequence[int]], Row], vocab_size: int, max_context: int = 1 << 20) -> None:
         self._row, self.vocab_size, self.max_context = row, vocab_size, max_context
+        self.kv_bytes_per_token = 1
 
     def open(self, capacity: int) -> TableSession:
         return TableSession()
@@ -64,6 +65,20 @@ class TableTarget:
 
     def truncate(self, session: TableSession, length: int) -> None:
         del session.tokens[length:]
+
+    def close(self, session: TableSession) -> None:
+        session.tokens.clear()
+        session.feed = None
+
+    def keep(self, session: TableSession) -> TableSession:
+        return TableSession(list(session.tokens))
+
+    def adopt(self, session: TableSession, donor: TableSession, length: int) -> None:
+        session.tokens[:] = donor.tokens[:length]
+
+    def check(self, session: TableSession, tokens: Sequence[int]) -> str | None:
+        known = list(tokens[: len(session.tokens)])
+        return None if session.tokens == known else f"cached {session.tokens}, committed {known}"
 
 
 def hashed_logits(vocab_size: int, *, order: int = 2, scale: float = 2.0, salt: int = 0):

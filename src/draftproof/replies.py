@@ -1,0 +1,100 @@
+"""What a request gives to its reader: pieces of text as rounds commit them, and the whole when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .base import Step
+from .seats import Request
+from .stats import Stats
+
+Owner = Literal["draft", "target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one round added to the streamed text: pieces in order, each the drafter's (accepted) or the target's own."""
+
+    pieces: tuple[tuple[str, Owner], ...]
+    step: Step
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished request; `config` is what was in effect, whoever chose it. error: why it ended without an answer
+    (finish_reason "error"); the text is what it had said by then."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: str | int | None
+    seed: int
+    config: dict[str, Any]
+    stats: Stats
+    error: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        found = {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "seed": self.seed,
+            "config": self.config,
+            "stats": self.stats.as_dict(),
+        }
+        return found if self.error is None else found | {"error": self.error}
+
+
+class Reply:
+    """Follows one request. seed: of its chance. config: as in `Completion`."""
+
+    def __init__(self, request: Request, seed: int, config: dict[str, Any], stats: Stats) -> None:
+        self.request, self.seed, self.config, self.stats = request, seed, config, stats
+        self._owners: list[Owner] = []  # whose each token is
+        self._shown = 0  # characters given out
+        self._token = 0  # whose text holds the next of them
+
+    def add(self, step: Step) -> Delta:
+        """A round of this request."""
+        self.stats.add(step)
+        self._owners += ["draft"] * step.accepted + ["target"] * (len(step.tokens) - step.accepted)
+        return Delta(tuple(self._new_pieces()), step)
+
+    def _new_pieces(self) -> Iterator[tuple[str, Owner]]:
+        """The newly released text, cut where it changes hands between drafter and target."""
+        output = self.request.output
+        while self._shown < output.released:
+            owner = self._owners[self._token]
+            end = output.released
+            for at in range(self._token, len(self._owners)):
+                self._token = at
+                if self._owners[at] != owner:
+                    end = output.ends[at - 1]
+                    break
+                if output.ends[at] >= output.released:
+                    break
+            if end > self._shown:
+                yield output.text[self._shown : end], owner
+                self._shown = end
+
+    def completion(self, error: Exception | None = None) -> Completion:
+        output = self.request.output
+        if error is None and output.finish_reason is None:
+            raise RuntimeError("result: the request was interrupted or failed before it ended; start it again")
+        return Completion(
+            output.shown if error is not None else output.text,
+            tuple(output.token_ids),
+            "error" if error is not None else str(output.finish_reason),
+            output.stop_reason,
+            self.seed,
+            self.config,
+            self.stats,
+            None if error is None else f"request {self.request.name}: {error}",
+        )

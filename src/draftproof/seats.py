@@ -1,0 +1,222 @@
+"""Who waits, who runs, and what of the engine's memory each holds.
+
+A seat is a request under way: its committed text, and what of it is cached. Prompts, pending tokens and texts that lost
+their cache are all the same thing, "committed tokens whose KV is missing".
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .base import Chance, Context, Controller, Drafter, Keeper, Law, Rule, Session, Target
+from .commit import Output
+from .memory import WORTHWHILE, KVMemory, Prefix, Prefixes, common
+
+
+@dataclass(slots=True)
+class Request:
+    """What `loop.decode` takes, for one of many. name: what errors call it."""
+
+    name: str
+    prompt: Sequence[int]
+    output: Output
+    drafter: Drafter
+    controller: Controller
+    rule: Rule
+    law: Law
+    chance: Chance
+
+    @property
+    def capacity(self) -> int:
+        """Tokens it may grow to."""
+        return len(self.prompt) + self.output.limit
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the engine did. rows: fed to the target. reused: tokens that were not, because somebody had computed them.
+    preempted: requests that gave their memory to older ones. seconds: by phase, over all rounds."""
+
+    rounds: int = 0
+    rows: int = 0
+    emitted: int = 0
+    reused: int = 0
+    preempted: int = 0
+    most_running: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class Seat:
+    """A request under way."""
+
+    request: Request
+    order: int  # of arrival
+    history: list[int]  # committed
+    state: Any  # the controller's
+    session: Session = None
+    guide: Session = None
+    held: bool = False  # it rests: its reader does not keep up
+    began: float | None = None  # when it first ran, until its first step
+
+    def __lt__(self, other: Seat) -> bool:
+        return self.order < other.order
+
+    @property
+    def drafter(self) -> Drafter:
+        return self.request.drafter
+
+    @property
+    def runs(self) -> bool:
+        return self.session is not None
+
+
+class Seats:
+    """Requests in order of arrival; none overtakes another. What does not fit the memory waits, and never fails."""
+
+    def __init__(self, target: Target, memory: KVMemory, most: int, reuses: bool, counts: Counts) -> None:
+        self._target, self._memory, self._most, self._reuses, self._counts = target, memory, most, reuses, counts
+        self._prefixes = Prefixes(memory, self._free)
+        self._arrived = 0
+        self._named: dict[str, Seat] = {}
+        self.waiting: list[Seat] = []
+        self.running: list[Seat] = []
+
+    def __iter__(self) -> Iterator[Seat]:
+        yield from self.running
+        yield from self.waiting
+
+    def named(self, name: str) -> Seat | None:
+        return self._named.get(name)
+
+    def add(self, request: Request) -> None:
+        """Let it wait for its turn. A ValueError if it could never have one."""
+        if self.named(request.name) is not None:
+            raise ValueError(f"request {request.name}: another of this name is under way; names must differ")
+        if not len(request.prompt):
+            raise ValueError(f"request {request.name}: its prompt has no tokens; it must have at least one")
+        size = self.cost(request, request.capacity)
+        if size > self._memory.limit:
+            raise ValueError(
+                f"request {request.name}: its {request.capacity} tokens of prompt and answer need {size:,} bytes of KV "
+                f"memory, and kv_cache_memory_bytes is {self._memory.limit:,}; shorten it or raise the bound"
+            )
+        self._arrived += 1
+        seat = Seat(request, self._arrived, list(request.prompt), request.controller.init())
+        self._named[request.name] = seat
+        insort(self.waiting, seat)
+
+    def admit(self) -> Iterator[Seat]:
+        """Those who may run from now on; whoever gets one opens it."""
+        while self.waiting and len(self.running) < self._most:
+            seat = self.waiting[0]
+            if self._reuses:
+                self._prefixes.find(seat.history)  # what it will begin with is not what goes to make room for it
+            if not self._hold(seat, len(seat.history) + 1):
+                return
+            self.waiting.pop(0)
+            insort(self.running, seat)
+            yield seat
+
+    def open(self, seat: Seat) -> None:
+        request = seat.request
+        seat.session = self._target.open(request.capacity)
+        seat.guide = request.drafter.open(Context(request.law, self._target.vocab_size, request.capacity))
+        request.drafter.commit([seat.guide], [list(seat.history)])
+
+    def missing(self, seat: Seat) -> int:
+        """Committed tokens that are not cached: 1 while it decodes."""
+        return len(seat.history) - self._target.cached(seat.session)
+
+    def grow(self, seat: Seat, tokens: int) -> bool:
+        """Memory for `tokens`. Kept texts make way for it, and so do younger requests: they wait again, and compute
+        anew what they lose. False if the seat is itself the one to wait."""
+        while not self._hold(seat, tokens):
+            if len(self.running) == 1:
+                raise ValueError(f"draft: it leads to {tokens} tokens, for which the KV memory is too small")
+            victim = max(self.running, key=lambda other: (other.held, other.order))
+            self._put_down(victim)
+            insort(self.waiting, victim)
+            self._counts.preempted += 1
+            if victim is seat:
+                return False
+        return True
+
+    def leave(self, seat: Seat, *, keep: bool) -> None:
+        """It ends. keep: what it computed stays for others that begin alike, if there is room."""
+        del self._named[seat.request.name]
+        if seat in self.waiting:
+            self.waiting.remove(seat)
+            return
+        if keep and self._reuses and seat.runs:
+            cached = self._target.cached(seat.session)
+            tokens, size = seat.history[:cached], self.cost(seat.request, cached)
+            if self._prefixes.room_for(tokens, size):
+                keeper = keeper_of(seat.drafter)
+                guide = None if keeper is None else keeper.keep(seat.guide)
+                self._prefixes.put(Prefix(tokens, self._target.keep(seat.session), seat.drafter, guide), size)
+        self._put_down(seat)
+
+    def clear(self) -> None:
+        """Forget every request and every kept text."""
+        self.waiting.clear()
+        self._named.clear()
+        for seat in list(self.running):
+            self._put_down(seat)
+        while self._prefixes.evict():
+            pass
+
+    def reuse(self, seat: Seat) -> None:
+        """Let a seat that has nothing cached begin with what a kept text or another seat has computed."""
+        if not self._reuses or len(seat.history) <= WORTHWHILE or self._target.cached(seat.session):
+            return
+        donor: Prefix | Seat | None = None
+        donor, length = self._prefixes.find(seat.history) or (None, 0)
+        for other in self.running:
+            cached = self._target.cached(other.session) if other.runs else 0
+            shared = common(other.history[:cached], seat.history) if cached > length else 0
+            if shared > length:
+                donor, length = other, shared
+        length = min(length, len(seat.history) - 1)
+        if donor is None or length < WORTHWHILE:
+            return
+        self._target.adopt(seat.session, donor.session, length)
+        self._counts.reused += length
+        keeper = keeper_of(seat.drafter)
+        if keeper is not None and donor.drafter is seat.drafter:
+            keeper.adopt(seat.guide, donor.guide, length)
+
+    def cost(self, request: Request, tokens: int) -> int:
+        """Bytes, the draft model's cache included."""
+        keeper = keeper_of(request.drafter)
+        drafts = 0 if keeper is None else keeper.kv_bytes_per_token
+        return self._memory.cost(tokens, self._target.kv_bytes_per_token + drafts)
+
+    def _hold(self, seat: Seat, tokens: int) -> bool:
+        size = self.cost(seat.request, tokens)
+        while not self._memory.hold(seat, size):
+            if not self._prefixes.evict():
+                return False
+        return True
+
+    def _put_down(self, seat: Seat) -> None:
+        """Free what it holds."""
+        self.running.remove(seat)
+        self._free(seat)
+        self._memory.release(seat)
+        seat.session = seat.guide = None
+
+    def _free(self, owner: Seat | Prefix) -> None:
+        if owner.session is not None:
+            self._target.close(owner.session)
+        keeper = keeper_of(owner.drafter)
+        if keeper is not None and owner.guide is not None:
+            keeper.close(owner.guide)
+
+
+def keeper_of(drafter: Drafter) -> Keeper | None:
+    """The drafter, if it keeps a cache."""
+    return drafter if isinstance(drafter, Keeper) else None
