@@ -53,6 +53,9 @@ def test_rows_keep_their_bits_in_company(name, dtype, threads):
     alone = [_alone(target, text, tail) for text, tail in zip(texts, tails, strict=True)]
     for one, other in zip(alone, _together(target, texts, tails), strict=True):
         np.testing.assert_array_equal(one, other)
+    target.provide(len(texts), 1024)  # neighbours, who share calls of attention if the plan says so
+    for one, other in zip(alone, _together(target, texts, tails), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def _alone(target: HFTarget, text: Sequence[int], tail: int) -> np.ndarray:
@@ -154,6 +157,13 @@ def test_attention_that_changes_is_padded_further_or_given_up(monkeypatch):
     monkeypatch.setattr(bits, "attend", every_count_differs)
     plan = measure_rows(model)
     assert not plan.exact or plan.query_multiple == plan.query_most, "a single count agrees with itself"
+
+
+def test_attention_that_changes_beside_other_requests_is_not_shared(monkeypatch):
+    model, attend = build(ARCHITECTURES["llama"]), bits.attend
+    monkeypatch.setattr(bits, "attend", lambda q, *other: attend(q, *other) * (1 + 2**-20 * (len(q) > 5)))
+    plan = measure_rows(model)
+    assert not plan.exact or not plan.together
 
 
 def test_attention_that_changes_in_a_longer_buffer_gets_the_longer_step(monkeypatch):

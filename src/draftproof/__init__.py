@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import theory
     from .arrays import verify, verify_batch
+    from .async_engine import AsyncEngine
     from .base import Verdict
     from .chance import PhiloxChance
     from .llm import LLM
     from .sampling import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "PhiloxChance", "SamplingParams", "Verdict", "theory", "verify", "verify_batch"]
+__all__ = ["LLM", "AsyncEngine", "PhiloxChance", "SamplingParams", "Verdict", "theory", "verify", "verify_batch"]
 
 _HOMES = {
+    "AsyncEngine": "async_engine",
     "LLM": "llm",
     "PhiloxChance": "chance",
     "SamplingParams": "sampling",

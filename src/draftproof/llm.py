@@ -138,22 +138,29 @@ class LLM:
         _require_unicode("prompt", prompt)
         _require_unicode("system", system or "")
         tokenizer = self.loaded.tokenizer
-        if raw or not tokenizer.chat_template:
-            if system is not None:
-                reason = "raw prompts have no system message" if raw else "the model has no chat template"
-                raise ValueError(f"system: {system!r} cannot be used; {reason}")
-            ids = tokenizer(prompt).input_ids
-        else:
-            messages = [{"role": "system", "content": system}] if system is not None else []
-            messages.append({"role": "user", "content": prompt})
-            try:
-                text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            except TemplateError as error:  # some templates refuse a system message
-                raise ValueError(f"system: the model's chat template refuses these messages: {error}") from error
-            ids = tokenizer(text, add_special_tokens=False).input_ids
+        if not raw and tokenizer.chat_template:
+            messages = [] if system is None else [{"role": "system", "content": system}]
+            return self.encode_chat([*messages, {"role": "user", "content": prompt}])
+        if system is not None:
+            reason = "raw prompts have no system message" if raw else "the model has no chat template"
+            raise ValueError(f"system: {system!r} cannot be used; {reason}")
+        ids = tokenizer(prompt).input_ids
         if not ids:
             raise ValueError(f"prompt: {prompt!r} makes no tokens; give some text")
         return ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """A conversation -> tokens, ready for the model's answer. messages: {"role": ..., "content": ...} each."""
+        tokenizer = self.loaded.tokenizer
+        if not tokenizer.chat_template:
+            raise ValueError("messages: the model has no chat template; give it plain prompts")
+        for message in messages:
+            _require_unicode("messages", message["content"])
+        try:
+            text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        except TemplateError as error:  # some templates refuse a system message
+            raise ValueError(f"messages: the model's chat template refuses them: {error}") from error
+        return tokenizer(text, add_special_tokens=False).input_ids
 
     def reply(self, prompt: Prompt, params: SamplingParams | None = None, name: str | None = None) -> Reply:
         """A request, ready for `start`, the engine or the oracle, and who follows it. Nothing runs yet."""

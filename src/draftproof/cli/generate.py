@@ -1,9 +1,8 @@
-"""draftproof generate: answer one prompt, streaming, with speculation."""
+"""draftproof generate: answer one prompt, streaming, or a file of them, with speculation."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,62 +10,105 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .jobs import perform, prepare
 from .notes import note
+from .options import (
+    AllowLossy,
+    Debug,
+    Depth,
+    Device,
+    Draft,
+    Dtype,
+    Exact,
+    KVMemoryBytes,
+    MaxTokens,
+    MinP,
+    Model,
+    NoSpeculation,
+    System,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+    Verify,
+    check_settings,
+    kv_bytes,
+    params,
+    remarks,
+    sampling_given,
+    speculative_config,
+)
+from .shown import coloured, rendered, summary
 
 if TYPE_CHECKING:
-    from ..llm import LLM, Delta, Generation
-    from ..sampling import SamplingParams
-    from ..stats import Stats
-
-_DRAFT, _RESET = "\033[32m", "\033[0m"
+    from ..llm import Generation
 
 _Option = typer.Option
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
-    model: Annotated[str, _Option(help="Folder, .gguf file, embedded model or hub name.")] = "smollm2-135m",
-    draft: Annotated[str, _Option(help="ngram, model:NAME, or none.")] = "ngram",
-    no_speculation: Annotated[bool, _Option("--no-speculation", help="The same as --draft none.")] = False,
-    num_speculative_tokens: Annotated[int, _Option(help="Most tokens drafted in a round.")] = 5,
-    verify: Annotated[
-        str, _Option(help="coupled (same seed, same text), token, block, recursive, traversal, greedy_multi.")
-    ] = "coupled",
-    allow_lossy: Annotated[
-        bool,
-        _Option("--allow-lossy", help="Admit lossy_typical and lossy_lenient, which change what the model says."),
-    ] = False,
-    temperature: Annotated[float | None, _Option(help="0 is greedy. Default: the model's, else 1.")] = None,
-    top_k: Annotated[int | None, _Option(help="Keep the k likeliest tokens; 0 is off.")] = None,
-    top_p: Annotated[float | None, _Option(help="Keep the likeliest tokens of this mass; 1 is off.")] = None,
-    min_p: Annotated[float | None, _Option(help="Drop tokens below this share of the likeliest; 0 is off.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
+    prompts: Annotated[
+        str | None,
+        _Option(
+            metavar="FILE",
+            help="Answer every prompt of a file: one a line, or JSON Lines if it is named .jsonl or .ndjson; - is "
+            "standard input. Fields: prompt, id, system, and any of the sampling parameters.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        _Option(help="With --prompts: write here, not to standard output. The same command goes on where one stopped."),
+    ] = None,
+    model: Model = "smollm2-135m",
+    draft: Draft = "ngram",
+    no_speculation: NoSpeculation = False,
+    num_speculative_tokens: Depth = 5,
+    verify: Verify = "coupled",
+    allow_lossy: AllowLossy = False,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
     seed: Annotated[int | None, _Option(help="Same seed, same text. Default: drawn and reported.")] = None,
     stop: Annotated[list[str] | None, _Option(help="End the text before this string. Repeatable.")] = None,
-    max_tokens: Annotated[int, _Option(help="Most tokens to emit.")] = 256,
-    exact: Annotated[
-        str, _Option(help="bits: same bits with speculation on or off. law: same law, no padding.")
-    ] = "bits",
-    dtype: Annotated[str, _Option(help="bfloat16, float32 or float16.")] = "bfloat16",
-    device: Annotated[str, _Option(help="auto, cpu, cuda, ...")] = "auto",
-    threads: Annotated[int | None, _Option(help="CPU threads. Default: torch's.")] = None,
-    system: Annotated[str | None, _Option(help="System message for the chat template.")] = None,
+    max_tokens: MaxTokens = 256,
+    exact: Exact = "bits",
+    dtype: Dtype = "bfloat16",
+    device: Device = "auto",
+    threads: Threads = None,
+    max_num_seqs: Annotated[int, _Option(help="Most prompts answered at once.")] = 8,
+    max_num_batched_tokens: Annotated[int, _Option(help="Most rows of a forward.")] = 256,
+    kv_cache_memory_bytes: KVMemoryBytes = None,
+    no_prefix_caching: Annotated[
+        bool, _Option("--no-prefix-caching", help="Compute anew what prompts that begin alike share.")
+    ] = False,
+    check: Annotated[
+        bool, _Option("--check", help="With --prompts: compare all caches with a replay after every round. Slow.")
+    ] = False,
+    system: System = None,
     raw: Annotated[bool, _Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     as_json: Annotated[bool, _Option("--json", help="Print one JSON object instead of the text.")] = False,
     trace: Annotated[Path | None, _Option(help="Write every round to this file, as JSON Lines.")] = None,
-    debug: Annotated[bool, _Option("--debug", help="Show tracebacks.")] = False,
-) -> None:
+    debug: Debug = False,
+) -> int:
     """Answer a prompt, with speculation that leaves the model's output law exactly as it is.
 
-    Text streams as it is committed; on a terminal, tokens that the drafter guessed right are green.
+    Text streams as it is committed; on a terminal, tokens that the drafter guessed right are green. With --prompts,
+    many are answered together, each as alone, one JSON object a line.
 
     Example: **draftproof generate "Write a Python class for a stack." --max-tokens 128**
+
+    Example: **draftproof generate --prompts questions.txt --output answers.jsonl --seed 7**
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
+    _one_or_many(prompt, prompts, output, as_json, trace)
     speculation = speculative_config(draft, no_speculation, num_speculative_tokens, verify, allow_lossy)
-    given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    sampling = {name: value for name, value in given.items() if value is not None}
+    sampling = sampling_given(temperature, top_k, top_p, min_p, seed)
     sampling |= {"stop": tuple(stop or ()), "max_tokens": max_tokens}
+    memory = kv_bytes(kv_cache_memory_bytes)
+    text = sys.stdin.read() if prompt == "-" else prompt
     check_early(text, sampling, speculation, trace)
+    job = None if prompts is None else prepare(prompts, output, sampling, system, raw)
 
     from ..llm import LLM
 
@@ -77,60 +119,58 @@ def generate(
         device=device,
         threads=threads,
         exact=exact,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_memory_bytes=memory,
+        enable_prefix_caching=not no_prefix_caching,
+        check=check,
         notify=note,
     )
-    request = llm.start(llm.encode(text, system=system, raw=raw), params(llm, sampling))
-    if exact == "bits" and not llm.loaded.target.plan.exact:
-        note("on this machine a row's bits depend on the rows beside it: same law, but a seed's text may differ")
-    if llm.claim == "lossy":
-        note(f"{verify} changes what the model says: this text does not have the model's law")
-    for name, value in request.reply.config["not_applied"].items():
-        note(f"the model's generation_config.json asks for {name} {value}, which is not applied")
+    if job is not None:
+        remarks(llm)
+        return perform(job, llm)
+    request = llm.start(llm.encode(text or "", system=system, raw=raw), params(llm, sampling))
+    remarks(llm)
     with aside(trace) as file:
         _stream(request, file, show=not as_json)
     if as_json:
         print(json.dumps(request.result().as_dict(), ensure_ascii=False))
     else:
         print(summary(request.reply.stats, request.reply.seed), file=sys.stderr)
+    return 0
 
 
-def speculative_config(draft: str, off: bool, depth: int, verify: str, allow_lossy: bool) -> dict[str, Any]:
-    """--draft and its neighbours -> `speculative_config`."""
-    config: dict[str, Any] = {"num_speculative_tokens": depth, "verify": verify, "allow_lossy": allow_lossy}
-    kind, _, name = draft.partition(":")
-    if draft not in ("ngram", "none") and not (kind == "model" and name):
-        raise ValueError(f"--draft: {draft!r} is unknown; use ngram, model:NAME or none")
-    if off or draft == "none":
-        return config | {"method": "none"}
-    return config | ({"method": "ngram"} if draft == "ngram" else {"method": "draft_model", "model": name})
+def _one_or_many(
+    prompt: str | None, prompts: str | None, output: Path | None, as_json: bool, trace: Path | None
+) -> None:
+    """Refuse what does not go together."""
+    if prompt is None and prompts is None:
+        raise ValueError("prompt: it is missing; give a prompt, - to read it from standard input, or --prompts FILE")
+    if prompt is not None and prompts is not None:
+        raise ValueError(f"prompt: {prompt!r} and --prompts {prompts!r} are both given; give one of them")
+    if prompts is None and output is not None:
+        raise ValueError(f"--output: {str(output)!r} needs --prompts; the answer to one prompt is on standard output")
+    if prompts is not None and trace is not None:
+        raise ValueError(f"--trace: {str(trace)!r} is not available for many prompts (--prompts) yet; leave it out")
+    if prompts is not None and as_json:
+        raise ValueError("--json: it is for one prompt; with --prompts every answer is a line of JSON anyway")
 
 
-def check_early(text: str, sampling: dict[str, Any], speculation: dict[str, Any], trace: Path | None) -> None:
-    """Refuse what needs no model to be refused, before seconds go into loading one."""
-    from ..sampling import SamplingParams
-    from ..speculation import SpeculativeConfig
-
-    if not text.strip():
+def check_early(text: str | None, sampling: dict[str, Any], speculation: dict[str, Any], trace: Path | None) -> None:
+    """Refuse what needs no model to be refused, before seconds go into loading one. text: None for a file of them."""
+    if text is not None and not text.strip():
         raise ValueError("prompt: it is empty; give some text")
-    SpeculativeConfig.of(speculation)
-    SamplingParams(**sampling)
+    check_settings(sampling, speculation)
     if trace is not None and trace.is_dir():
         raise ValueError(f"--trace: {str(trace)!r} is a folder; it must be a file")
     if trace is not None and not trace.parent.is_dir():
         raise ValueError(f"--trace: there is no folder {str(trace.parent)!r} to write {trace.name} in")
 
 
-def params(llm: LLM, given: dict[str, Any]) -> SamplingParams:
-    """The model's defaults, overridden by what the caller gave."""
-    from dataclasses import replace
-
-    return replace(llm.default_params, **given)
-
-
 def _stream(request: Generation, trace: IO[str] | None, show: bool) -> None:
     from ..trace import step_record
 
-    colour = show and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    colour = show and coloured()
     try:
         for index, delta in enumerate(request):
             if trace is not None:
@@ -140,23 +180,6 @@ def _stream(request: Generation, trace: IO[str] | None, show: bool) -> None:
     finally:
         if show:
             print(flush=True)
-
-
-def rendered(delta: Delta, colour: bool) -> str:
-    """The delta as it is printed: accepted draft tokens green, the target's own tokens plain."""
-    if not colour:
-        return delta.text
-    return "".join(f"{_DRAFT}{text}{_RESET}" if owner == "draft" else text for text, owner in delta.pieces)
-
-
-def summary(stats: Stats, seed: int) -> str:
-    """The last line: what was said, at what cost."""
-    rate = stats.acceptance_rate
-    drafted = "no drafts" if rate is None else f"{stats.accepted} of {stats.drafted} drafted accepted ({rate:.0%})"
-    return (
-        f"{stats.emitted} tokens, {stats.rounds} target passes, {stats.tokens_per_pass or 0:.2f} tokens/pass, "
-        f"{stats.tokens_per_second or 0:.1f} tokens/s ({drafted}, seed {seed})"
-    )
 
 
 def aside(path: Path | None) -> Any:

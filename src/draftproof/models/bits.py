@@ -308,14 +308,17 @@ def _may_share_calls(shape: tuple, queries: int, kv_step: int, like: torch.Tenso
     heads, kv_heads, key_size, value_size, softcap = shape
     groups, most, slots, length = heads // kv_heads, max(_MATES), 2 * KV_STEP, 50
     k = _normal(most, kv_heads, 2 * slots, key_size).to(like)
-    v = _normal(most, kv_heads, 2 * slots, value_size).to(like)
     for rows in range(queries, _QUERY_BLOCK + 1, queries):
         q = _normal(most, kv_heads, groups * rows, key_size).to(like)
+        weights = (q.double() @ k[:, :, :length].double().mT * key_size**-0.5).softmax(-1)[:, :, :32]
+        v = _normal(most, kv_heads, 2 * slots, value_size)
+        v[..., :length, :] = _cancelled(v[..., :length, :].mT, weights).mT
+        v = v.to(like)
         added = torch.zeros(most, 1, groups * rows, slots).to(like)
         added[..., length:] = float("-inf")
 
-        def run(first: int, count: int, end: int, q: torch.Tensor = q, added: torch.Tensor = added) -> torch.Tensor:
-            some = slice(first, first + count)
+        def run(first: int, count: int, end: int, args: tuple = (q, v, added)) -> torch.Tensor:
+            some, (q, v, added) = slice(first, first + count), args
             return attend(q[some], k[some, :, :end], v[some, :, :end], added[some, ..., :end], None, softcap, KV_STEP)
 
         alone = torch.cat([run(i, 1, -(-length // kv_step) * kv_step) for i in range(most)])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,7 @@ class HFTarget:
         self._shapes = [(call.kv_heads, call.key_size, call.value_size) for call in calls]
         self._arena: KVArena | None = None
         self._in_blocks = False
+        self._one_at_a_time = Lock()  # products that layers share remember their input
         model.set_attn_implementation(ATTENTION)
         self.model = model.eval()
         self.plan = plan
@@ -179,6 +181,10 @@ class HFTarget:
     @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed]) -> list[Scores]:
         """One packed forward (more if there are more rows than the plan allows at once)."""
+        with self._one_at_a_time:
+            return self._forward(feeds)
+
+    def _forward(self, feeds: Sequence[Feed]) -> list[Scores]:
         layouts = [Layout(feed) for feed in feeds]
         longest = max((layout.longest for layout in layouts), default=0)
         if longest > self.max_context:

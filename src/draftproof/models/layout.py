@@ -172,7 +172,9 @@ class Neighbours:
 
 def neighbours_of(spans: Sequence[Span], plan: RowPlan) -> tuple[list[Neighbours], list[Span]]:
     """The calls that the spans of a tile take: those for several, and the spans that have one for themselves."""
-    able = [span for span in spans if span.rows <= _FEW and span.layout.is_chain and span.layout.cache.row is not None]
+    last = {id(span.layout): span for span in spans}  # of a long piece; the others come before it, alone
+    able = [span for span in last.values() if span.rows <= _FEW and span.layout.is_chain]
+    able = [span for span in able if span.layout.cache.row is not None]
     if not plan.together or len(able) < 2:
         return [], list(spans)
     able.sort(key=lambda span: span.layout.cache.row or 0)
@@ -197,7 +199,7 @@ def _cheapest(spans: Sequence[Span]) -> list[Sequence[Span]]:
         first = best[end][1]
         runs.append(spans[first:end])
         end = first
-    return runs
+    return runs[::-1]
 
 
 def tiles_of(lengths: Sequence[int], most: int) -> list[list[tuple[int, int, int]]]:

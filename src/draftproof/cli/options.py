@@ -1,0 +1,108 @@
+"""What several commands ask for in the same words, and what becomes of it."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .notes import note
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+    from ..sampling import SamplingParams
+
+_Option = typer.Option
+
+Model = Annotated[str, _Option(help="Folder, .gguf file, embedded model or hub name.")]
+Draft = Annotated[str, _Option(help="ngram, model:NAME, or none.")]
+NoSpeculation = Annotated[bool, _Option("--no-speculation", help="The same as --draft none.")]
+Depth = Annotated[int, _Option(help="Most tokens drafted in a round.")]
+Verify = Annotated[str, _Option(help="coupled (same seed, same text), token, block, recursive, traversal, greedy_multi.")]
+AllowLossy = Annotated[
+    bool, _Option("--allow-lossy", help="Admit lossy_typical and lossy_lenient, which change what the model says.")
+]
+Temperature = Annotated[float | None, _Option(help="0 is greedy. Default: the model's, else 1.")]
+TopK = Annotated[int | None, _Option(help="Keep the k likeliest tokens; 0 is off.")]
+TopP = Annotated[float | None, _Option(help="Keep the likeliest tokens of this mass; 1 is off.")]
+MinP = Annotated[float | None, _Option(help="Drop tokens below this share of the likeliest; 0 is off.")]
+MaxTokens = Annotated[int, _Option(help="Most tokens to emit.")]
+Exact = Annotated[str, _Option(help="bits: same bits with speculation on or off. law: same law, no padding.")]
+Dtype = Annotated[str, _Option(help="bfloat16, float32 or float16.")]
+Device = Annotated[str, _Option(help="auto, cpu, cuda, ...")]
+Threads = Annotated[int | None, _Option(help="CPU threads. Default: torch's.")]
+System = Annotated[str | None, _Option(help="System message for the chat template.")]
+KVMemoryBytes = Annotated[
+    str | None, _Option(help="Bound on KV memory: bytes, or 512M, 1.5GiB, ... Default: half of what is free, to 4 GiB.")
+]
+Debug = Annotated[bool, _Option("--debug", help="Show tracebacks.")]
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMG])(?:iB)?)?", re.ASCII | re.IGNORECASE)
+
+
+def kv_bytes(given: str | None) -> int | None:
+    """--kv-cache-memory-bytes as a number.
+
+    >>> kv_bytes("4096"), kv_bytes("512M"), kv_bytes("1.5 GiB"), kv_bytes(None)
+    (4096, 536870912, 1610612736, None)
+    """
+    if given is None:
+        return None
+    found = _SIZE.fullmatch(given.strip())
+    size = Fraction(found[1]) * _UNITS[(found[2] or "").upper()] if found else Fraction(0)
+    if found is None or size < 1 or (found[2] is None and "." in found[1]):
+        raise ValueError(
+            f"--kv-cache-memory-bytes: {given!r} is not allowed; give a whole number >= 1, or a number with "
+            "K, M, G, KiB, MiB or GiB (powers of 1024)"
+        )
+    return int(size)
+
+
+def speculative_config(draft: str, off: bool, depth: int, verify: str, allow_lossy: bool) -> dict[str, Any]:
+    """--draft and its neighbours -> `speculative_config`."""
+    config: dict[str, Any] = {"num_speculative_tokens": depth, "verify": verify, "allow_lossy": allow_lossy}
+    kind, _, name = draft.partition(":")
+    if draft not in ("ngram", "none") and not (kind == "model" and name):
+        raise ValueError(f"--draft: {draft!r} is unknown; use ngram, model:NAME or none")
+    if off or draft == "none":
+        return config | {"method": "none"}
+    return config | ({"method": "ngram"} if draft == "ngram" else {"method": "draft_model", "model": name})
+
+
+def sampling_given(
+    temperature: float | None, top_k: int | None, top_p: float | None, min_p: float | None, seed: int | None
+) -> dict[str, Any]:
+    """What of the sampling parameters was asked for; the model's own defaults hold for the rest."""
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def check_settings(sampling: dict[str, Any], speculation: dict[str, Any]) -> None:
+    """Refuse what needs no model to be refused, before seconds go into loading one."""
+    from ..sampling import SamplingParams
+    from ..speculation import SpeculativeConfig
+
+    SpeculativeConfig.of(speculation)
+    SamplingParams(**sampling)
+
+
+def params(llm: LLM, given: dict[str, Any]) -> SamplingParams:
+    """The model's defaults, overridden by what the caller gave."""
+    from dataclasses import replace
+
+    return replace(llm.default_params, **given)
+
+
+def remarks(llm: LLM) -> None:
+    """What somebody who reads the answers should know about this model, here and so configured."""
+    from ..generation import not_applied
+
+    if llm.exact == "bits" and not llm.loaded.target.plan.exact:
+        note("on this machine a row's bits depend on the rows beside it: same law, but a seed's text may differ")
+    if llm.claim == "lossy":
+        note(f"{llm.speculation.verify} changes what the model says: this text does not have the model's law")
+    for name, value in not_applied(llm.loaded.generation).items():
+        note(f"the model's generation_config.json asks for {name} {value}, which is not applied")

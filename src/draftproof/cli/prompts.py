@@ -1,0 +1,114 @@
+"""A file of prompts: read whole and checked whole, before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+_OWN = ("prompt", "id", "system")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A prompt of the file. sampling: what is asked for, by the command line or, before that, by its own line."""
+
+    id: str | int
+    prompt: str
+    system: str | None
+    sampling: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Unique among the file's."""
+        return str(self.id)
+
+    def head(self) -> dict[str, Any]:
+        """What its line of the output begins with."""
+        found: dict[str, Any] = {"id": self.id, "prompt": self.prompt}
+        return found if self.system is None else found | {"system": self.system}
+
+
+def read_items(source: str, sampling: dict[str, Any], system: str | None, raw: bool) -> list[Item]:
+    """The prompts of a file, or of standard input ("-"). The rest is what holds for lines that do not say."""
+    where = "standard input" if source == "-" else source
+    text = _text_of(source)
+    # not splitlines, which would also cut at characters that JSON allows within a string
+    lines = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise ValueError(f"--prompts: {where} holds no prompt; give one a line")
+    as_json = lines[0][1].lstrip().startswith("{") if source == "-" else _named_json(source)
+    items: dict[str, tuple[int, Item]] = {}
+    for number, line in lines:
+        try:
+            item = _item(_fields(line) if as_json else {"prompt": line}, number, sampling, system)
+            if item.name in items:
+                raise ValueError(f"id: {item.id!r} is that of line {items[item.name][0]} too; ids must differ")
+            if raw and item.system is not None:
+                raise ValueError(f"system: {item.system!r} cannot be used with --raw; leave one of them out")
+        except ValueError as error:
+            raise ValueError(f"{where}, line {number}: {error}") from None
+        items[item.name] = number, item
+    return [item for _, item in items.values()]
+
+
+def _named_json(source: str) -> bool:
+    return Path(source).suffix.lower() in (".jsonl", ".ndjson")
+
+
+def _text_of(source: str) -> str:
+    try:
+        if source == "-":
+            return sys.stdin.read().removeprefix("\ufeff")
+        path = Path(source)
+        if path.is_dir():
+            raise ValueError(f"--prompts: {source!r} is a folder; it must be a file")
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ValueError(f"--prompts: there is no file {source!r}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(f"--prompts: {source!r} is not UTF-8 text (line {line}); save it as UTF-8") from None
+
+
+def _fields(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON: {error}; one object a line is expected") from None
+    if not isinstance(found, dict):
+        raise ValueError(f'it holds {line.strip()[:40]}; it must hold an object such as {{"prompt": "..."}}')
+    return found
+
+
+def _item(found: dict[str, Any], number: int, sampling: dict[str, Any], system: str | None) -> Item:
+    from ..sampling import SamplingParams
+
+    own = [field.name for field in fields(SamplingParams)]
+    for name in found:
+        if name not in _OWN and name not in own:
+            raise ValueError(f"{name}: this field is unknown; known are {', '.join((*_OWN, *own))}")
+    if "prompt" not in found:
+        raise ValueError("prompt: it is missing; every line needs one")
+    prompt, name, system = found["prompt"], found.get("id", number), found.get("system", system)
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise ValueError(f"prompt: {prompt!r} is not allowed; it must be a string, not empty")
+    if isinstance(name, bool) or not isinstance(name, str | int):
+        raise ValueError(f"id: {name!r} is not allowed; it must be a string or a whole number")
+    if not isinstance(system, str | None):
+        raise ValueError(f"system: {system!r} is not allowed; it must be a string")
+    asked = sampling | {name: value for name, value in found.items() if name in own}
+    SamplingParams(**asked)
+    _require_unicode({"prompt": prompt, "id": name, "system": system, "stop": asked.get("stop")})
+    return Item(name, prompt, system, asked)
+
+
+def _require_unicode(values: dict[str, Any]) -> None:
+    """JSON can spell halves of surrogate pairs, which no file can hold."""
+    for name, value in values.items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError(f"{name}: {value!r} is not valid Unicode text") from None
