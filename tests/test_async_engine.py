@@ -114,8 +114,8 @@ def test_a_wrong_request_and_a_failing_one_end_alone(llm):
             fine = engine.stream("abcabc", sampled(1))
             with pytest.raises(ValueError, match="prompt: it is empty"):
                 await engine.generate("")
+            first = engine.stream("abc", sampled(1, max_tokens=300), request_id="x")
             with pytest.raises(ValueError, match="another of this name is under way"):
-                first = engine.stream("abc", sampled(1, max_tokens=300), request_id="x")
                 await engine.generate("abc", sampled(1), request_id="x")
             await first.aclose()
             poisoned = engine.stream("abcabc", sampled(1), request_id="poisoned")

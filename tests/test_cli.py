@@ -101,7 +101,7 @@ def test_the_prompt_may_come_from_standard_input(folder, capsys, monkeypatch):
         (["x", "--stop", ""], "stop: '' is not allowed"),
         (["x", "--seed", "-1"], "seed: -1 is not allowed"),
         (["  "], "prompt: it is empty"),
-        ([], "Missing argument 'prompt'"),
+        ([], "prompt: it is missing; give a prompt, - to read it from standard input, or --prompts FILE"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(words, line, capsys):

@@ -174,9 +174,8 @@ def test_runs_are_cut_where_looking_in_vain_costs_more_than_a_call():
     target.provide(12, 4000)
 
     def spans(lengths, skip=()):
-        out = []
-        for i, length in enumerate(lengths):
-            session = target.open(100)
+        out, sessions = [], [target.open(100) for _ in lengths]
+        for i, (session, length) in enumerate(zip(sessions, lengths, strict=True)):
             session.cache.length = length
             if i not in skip:
                 out.append(Span(Layout(Feed(session, (3,))), 0, 1, 0, 4, -(-(length + 1) // 16) * 16))

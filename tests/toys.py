@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from draftproof.audit.toys import Table
 from draftproof.base import (
     Chance,
     Controller,
     Drafter,
+    Key,
     Kind,
     Law,
     Load,
@@ -17,14 +19,19 @@ from draftproof.base import (
     Row,
     Rule,
     Step,
+    Target,
     token_key,
 )
 from draftproof.commit import Output
 from draftproof.control import Fixed
+from draftproof.drafters import NGramDrafter
+from draftproof.engine import Engine, EngineConfig
 from draftproof.loop import decode
+from draftproof.memory import KVMemory
 from draftproof.models.table import TableTarget
 from draftproof.rules import NEEDS, RULES, why_not
 from draftproof.sampling import SamplingParams, law_of
+from draftproof.seats import Request
 
 CHAIN_RULES = [name for name in RULES if why_not(name, (-1, 0), (Kind.CHOSEN,) * 2) is None]
 """The rules that take chains of any length."""
@@ -101,6 +108,62 @@ def reference(
     for _ in range(count):
         history += chance.pick(law(table(history), history), token_key(len(history)))
     return history[len(prompt) :]
+
+
+class Likeliest:
+    """A chance without chance: the largest weight, the likelier side. For mates whose numbers may be fractions."""
+
+    def uniform(self, key: Key) -> float:
+        return 0.5
+
+    def coin(self, prob: Any, key: Key) -> bool:
+        return bool(2 * prob > 1)
+
+    def pick(self, weights: Any, key: Key, k: int = 1) -> tuple[int, ...]:
+        return tuple(sorted(range(len(weights)), key=lambda token: -weights[token])[:k])
+
+
+def decode_in_company(
+    prompt: Sequence[int],
+    output: Output,
+    *,
+    target: Target,
+    drafter: Drafter,
+    controller: Controller,
+    rule: Rule,
+    law: Law,
+    chance: Chance,
+    check: bool = False,
+) -> Iterator[Step]:
+    """`loop.decode`, by the engine: beside two mates, one there before and one that joins later. check: all caches
+    after every round."""
+    engine = Engine(target, KVMemory(1 << 40), EngineConfig(max_num_seqs=3, max_num_batched_tokens=7, check=check))
+    ours = Request("ours", prompt, output, drafter, controller, rule, law, chance)
+    limit = min(5, target.max_context - len(prompt))
+    mates = [
+        Request(
+            name,
+            prompt,
+            Output(SamplingParams(), limit),
+            NGramDrafter(2, 1),
+            Fixed(2),
+            RULES["coupled"],
+            law,
+            Likeliest(),
+        )
+        for name in ("before", "later")
+    ]
+    engine.add(mates[0])
+    engine.step()
+    engine.add(ours)
+    while output.finish_reason is None:
+        for event in engine.step():
+            if event.error is not None:
+                raise event.error
+            if event.request is ours:
+                if event.step.draft.root == len(prompt):
+                    engine.add(mates[1])
+                yield event.step
 
 
 class Letters:

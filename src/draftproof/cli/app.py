@@ -8,6 +8,7 @@ import typer
 
 from .. import __version__
 from .bench import bench
+from .chat import chat
 from .doctor import doctor
 from .generate import generate
 from .notes import note
@@ -23,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(chat)
 app.command()(doctor)
 app.command()(prove)
 app.add_typer(bench, name="bench")
@@ -44,7 +46,9 @@ def root(
 
 
 def run(argv: list[str]) -> int:
-    """Run a command line; 0 for success, 1 for a fault of ours, 2 for one of the caller's, 130 for an interrupt."""
+    """Run a command line; 0 for success, 1 for a fault of ours, 2 for one of the caller's, 130 for an interrupt.
+
+    A command's own status stands: 1 where something of several failed, 143 after SIGTERM."""
     try:
         result = app(argv, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):

@@ -20,7 +20,9 @@ Model = Annotated[str, _Option(help="Folder, .gguf file, embedded model or hub n
 Draft = Annotated[str, _Option(help="ngram, model:NAME, or none.")]
 NoSpeculation = Annotated[bool, _Option("--no-speculation", help="The same as --draft none.")]
 Depth = Annotated[int, _Option(help="Most tokens drafted in a round.")]
-Verify = Annotated[str, _Option(help="coupled (same seed, same text), token, block, recursive, traversal, greedy_multi.")]
+Verify = Annotated[
+    str, _Option(help="coupled (same seed, same text), token, block, recursive, traversal, greedy_multi.")
+]
 AllowLossy = Annotated[
     bool, _Option("--allow-lossy", help="Admit lossy_typical and lossy_lenient, which change what the model says.")
 ]

@@ -59,8 +59,9 @@ class ModelDrafter:
             feeds = [Feed(each.guide.model, each.pending, want=(len(each.pending) - 1,)) for each in active]
             scores = self._model.forward(feeds)
             self._model.commit([feed.session for feed in feeds], [()] * len(feeds))
-            for each, found in zip(active, scores, strict=True):
+            for each in active:  # all of them, before a draw that may fail
                 each.guide.fed += each.pending
+            for each, found in zip(active, scores, strict=True):
                 self._draw(each, found.logits[0])
         return [
             Draft.chain(len(each.guide.tokens), each.drafted, self._kind, self._name, each.rows) for each in growing

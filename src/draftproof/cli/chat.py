@@ -1,0 +1,211 @@
+"""draftproof chat: a conversation at the terminal, what was said before computed once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .notes import note
+from .options import (
+    AllowLossy,
+    Debug,
+    Depth,
+    Device,
+    Draft,
+    Dtype,
+    Exact,
+    KVMemoryBytes,
+    MaxTokens,
+    MinP,
+    Model,
+    NoSpeculation,
+    System,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+    Verify,
+    check_settings,
+    kv_bytes,
+    params,
+    remarks,
+    sampling_given,
+    speculative_config,
+)
+from .shown import Caught, coloured, rendered, summary
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+    from ..replies import Reply
+    from ..sampling import SamplingParams
+
+_COMMANDS = {
+    "/exit": "ends, as the end of the input does",
+    "/reset": "forgets the conversation",
+    "/help": "lists the commands",
+}
+
+
+def chat(
+    model: Model = "smollm2-135m",
+    draft: Draft = "ngram",
+    no_speculation: NoSpeculation = False,
+    num_speculative_tokens: Depth = 5,
+    verify: Verify = "coupled",
+    allow_lossy: AllowLossy = False,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Turn n uses SEED + n, the first being turn 0, so that turns differ but repeat."),
+    ] = None,
+    max_tokens: MaxTokens = 512,
+    exact: Exact = "bits",
+    dtype: Dtype = "bfloat16",
+    device: Device = "auto",
+    threads: Threads = None,
+    kv_cache_memory_bytes: KVMemoryBytes = None,
+    system: System = None,
+    debug: Debug = False,
+) -> int:
+    """Talk with a model: a line is a message, and the answer streams. What was said before is not computed again.
+
+    Ctrl-C stops an answer; /reset forgets the conversation; /exit or the end of the input ends it.
+
+    Example: **draftproof chat --temperature 0.7 --seed 1**
+    """
+    speculation = speculative_config(draft, no_speculation, num_speculative_tokens, verify, allow_lossy)
+    sampling = sampling_given(temperature, top_k, top_p, min_p, seed) | {"max_tokens": max_tokens}
+    check_settings(sampling, speculation)
+    memory = kv_bytes(kv_cache_memory_bytes)
+
+    from ..llm import LLM
+
+    llm = LLM(
+        model,
+        speculative_config=speculation,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        exact=exact,
+        kv_cache_memory_bytes=memory,
+        notify=note,
+    )
+    if not llm.loaded.tokenizer.chat_template:
+        raise ValueError(f"--model: {model!r} has no chat template to talk with; use draftproof generate")
+    remarks(llm)
+    return converse(Conversation(llm, params(llm, sampling), system))
+
+
+def converse(conversation: Conversation) -> int:
+    """Read lines and answer them until there are no more."""
+    while True:
+        try:
+            line = _line()
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            return 130
+        if line is None or line.strip() == "/exit":
+            return 0
+        if line.strip().startswith("/"):
+            _command(line.strip(), conversation)
+        elif line.strip():
+            conversation.ask(line.strip())
+
+
+def _line() -> str | None:
+    """The next line; None at the end. Only a person is asked for it."""
+    asked = sys.stdin.isatty()
+    if asked and sys.stdout.isatty():
+        try:
+            return input("> ")  # with the terminal's editing keys
+        except EOFError:
+            print()
+            return None
+    if asked:
+        print("> ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline() or None
+
+
+def _command(word: str, conversation: Conversation) -> None:
+    if word == "/reset":
+        conversation.reset()
+        note("the conversation is forgotten")
+    elif word == "/help":
+        for name, what in _COMMANDS.items():
+            note(f"{name} {what}")
+    else:
+        note(f"{word}: there is no such command; known are {', '.join(_COMMANDS)}")
+
+
+class Conversation:
+    """What was said so far, and a model to say more. seed: see `chat`."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+        self._llm, self._params = llm, params
+        self._opening = [] if system is None else [{"role": "system", "content": system}]
+        self.reset()
+        llm.encode_chat([*self.messages, {"role": "user", "content": "?"}])  # some templates refuse a system message
+
+    def reset(self) -> None:
+        self.messages = list(self._opening)
+        self._turn = 0
+
+    def ask(self, text: str) -> None:
+        """A turn. A message that cannot be answered is named and taken back."""
+        self.messages.append({"role": "user", "content": text})
+        try:
+            reply = self._reply()
+            before = self._llm.engine.counts.reused
+            answer = self._stream(reply)
+        except ValueError as error:
+            self.messages.pop()
+            note(str(error))
+            return
+        self.messages.append({"role": "assistant", "content": answer})
+        self._turn += 1
+        reused = self._llm.engine.counts.reused - before
+        of = len(reply.request.prompt)
+        print(f"{summary(reply.stats, reply.seed)}, {reused} of {of} prompt tokens reused", file=sys.stderr)
+        if reply.request.output.finish_reason == "length" and reply.request.output.limit < self._params.max_tokens:
+            note("the answer was cut: the model's context is full; /reset starts anew")
+
+    def _reply(self) -> Reply:
+        from dataclasses import replace
+
+        ids, most = self._llm.encode_chat(self.messages), self._llm.loaded.target.max_context
+        if len(ids) >= most:
+            raise ValueError(
+                f"the conversation, {len(ids)} tokens, does not fit the model's context of {most}; /reset starts anew"
+            )
+        seed = self._params.seed
+        return self._llm.reply(
+            ids, replace(self._params, seed=None if seed is None else (seed + self._turn) % 2**64), f"turn {self._turn}"
+        )
+
+    def _stream(self, reply: Reply) -> str:
+        """Run it and show it; what it said, all of it or up to Ctrl-C."""
+        colour, output, name = coloured(), reply.request.output, reply.request.name
+        with self._llm.running() as engine, Caught(signal.SIGINT) as interrupt:
+            try:
+                engine.add(reply.request)
+            except ValueError as error:
+                raise ValueError(f"the conversation does not fit: {error}; /reset starts anew") from None
+            try:
+                while output.finish_reason is None and not interrupt.came:
+                    for event in engine.step():
+                        if event.error is not None:
+                            raise ValueError(f"the answer failed: {event.error}")
+                        if event.step is not None:
+                            print(rendered(reply.add(event.step), colour), end="", flush=True)
+            finally:
+                print(flush=True)
+            engine.cancel(name)  # between rounds, so that what it computed is kept
+        if interrupt.came and output.finish_reason is None:
+            note("stopped")
+        return output.shown
