@@ -115,7 +115,7 @@ def test_a_wrong_request_and_a_failing_one_end_alone(llm):
             with pytest.raises(ValueError, match="prompt: it is empty"):
                 await engine.generate("")
             first = engine.stream("abc", sampled(1, max_tokens=300), request_id="x")
-            with pytest.raises(ValueError, match="another of this name is under way"):
+            with pytest.raises(ValueError, match="name: a request 'x' is under way already"):
                 await engine.generate("abc", sampled(1), request_id="x")
             await first.aclose()
             poisoned = engine.stream("abcabc", sampled(1), request_id="poisoned")

@@ -108,7 +108,7 @@ def test_a_full_context_is_one_line_and_the_conversation_goes_on(chat, plain):
 def test_too_little_memory_is_one_line_too(chat):
     status, _, err = chat("a" * 200, "hi", words=(*SEEDED, "--kv-cache-memory-bytes", "64K"))
     assert status == 0
-    assert "the conversation does not fit: request turn 0: its " in err
+    assert "the conversation does not fit: prompt: with its answer it may grow to " in err
     assert len(reused(err)) == 1
 
 

@@ -256,13 +256,13 @@ def test_whoever_comes_first_is_served_first_and_leaves_room_at_once():
 def test_what_could_never_run_is_refused_before_it_waits():
     runner = engine(2 * BLOCK)
     with pytest.raises(
-        ValueError, match=r"request big: its 200 tokens .* need 256 bytes .* is 128; shorten it or raise"
+        ValueError, match=r"prompt: with its answer it may grow to 200 tokens, .* 256 bytes .* is 128: shorten"
     ):
         runner.add(Asked("big", (1,) * 100, params=SamplingParams(max_tokens=100)).request())
-    with pytest.raises(ValueError, match="request none: its prompt has no tokens"):
+    with pytest.raises(ValueError, match="prompt: it has no tokens"):
         runner.add(Asked("none", ()).request())
     runner.add(Asked("x", (1,)).request())
-    with pytest.raises(ValueError, match="request x: another of this name is under way"):
+    with pytest.raises(ValueError, match="name: a request 'x' is under way already"):
         runner.add(Asked("x", (1,)).request())
     assert not runner.cancel("y")
     assert runner.cancel("x")
@@ -431,7 +431,7 @@ def test_drafters_that_fail_together_are_asked_one_by_one():
             else:
                 steps.setdefault(event.request.name, []).append(replace(event.step, seconds={}))
     assert list(errors) == ["r2"]
-    assert "draft model model: logits: the row's largest entry is nan" in errors["r2"]
+    assert "draft model model: position 2: logits: the row's largest entry is nan" in errors["r2"]
     for i in (0, 1, 3):
         assert same_rounds(steps[f"r{i}"], alone(Asked(f"r{i}", (1, i), i, "noisy"))[1])
 

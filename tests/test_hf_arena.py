@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,24 +78,14 @@ def test_requests_that_may_not_share_calls_do_not(monkeypatch):
     assert set(calls) == {1}
 
 
-def resident(arena: KVArena) -> int:
-    """Bytes of memory that the arena takes."""
-    start = torch.frombuffer(arena._memory, dtype=torch.uint8, count=1).data_ptr()
-    for block in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
-        first, last = (int(x, 16) for x in block.split(maxsplit=1)[0].split("-"))
-        if first <= start < last:
-            return int(re.search(r"Rss: +(\d+) kB", block)[1]) * 1024
-    raise AssertionError("no such mapping")
-
-
 def test_memory_is_taken_as_texts_grow_and_given_back_at_once():
     target = HFTarget(build(ARCHITECTURES["llama"], head_dim=32), PADDED)
     target.provide(4, 100_000)  # no machine has this much to give
     arena = target._arena
     assert isinstance(arena, KVArena)
-    assert resident(arena) == 0
+    assert arena.resident() == 0
     sessions = [target.open(100_000) for _ in range(4)]
-    assert resident(arena) == 0
+    assert arena.resident() == 0
     per_page = PAGE // (32 * 4)
     for length in (1, per_page, per_page + 1, 5 * per_page):
         for session in sessions:
@@ -105,13 +93,13 @@ def test_memory_is_taken_as_texts_grow_and_given_back_at_once():
             target.forward([Feed(session, tokens_of(1, fed), want=())])
             target.commit([session], [()])
         pages = 3 * 2 * 2 * -(-length // per_page)  # layers, keys and values, heads
-        assert 4 * pages * PAGE <= resident(arena) <= 4 * pages * PAGE + PAGE * 24
-    before = resident(arena)
+        assert 4 * pages * PAGE <= arena.resident() <= 4 * pages * PAGE + PAGE * 24
+    before = arena.resident()
     target.close(sessions[1])
-    assert resident(arena) == before * 3 // 4
+    assert arena.resident() == before * 3 // 4
     target.close(sessions[1])
     del sessions, session
-    assert resident(arena) == 0
+    assert arena.resident() == 0
     assert [target.open(10).cache.row for _ in range(1)] == [0], "rows of dropped sessions are free again"
 
 

@@ -46,7 +46,7 @@ def test_the_options_shown_exist(capsys):
 
 
 def test_the_public_names():
-    names = ["LLM", "PhiloxChance", "SamplingParams", "Verdict", "theory", "verify", "verify_batch"]
+    names = ["LLM", "AsyncEngine", "PhiloxChance", "SamplingParams", "Verdict", "theory", "verify", "verify_batch"]
     assert draftproof.__all__ == names
     assert set(dir(draftproof)) == {*names, "__version__"}
     assert all(getattr(draftproof, name) is not None for name in names)

@@ -122,6 +122,11 @@ class Engine:
         """Forget every request and every kept text."""
         self._seats.clear()
 
+    def waits(self, name: str) -> bool:
+        """Whether a request has no room yet, or has none again."""
+        seat = self._seats.named(name)
+        return seat is not None and not seat.runs
+
     @property
     def busy(self) -> bool:
         """Whether a round would do anything."""

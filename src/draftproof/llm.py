@@ -222,16 +222,20 @@ class LLM:
     def generate(self, prompts, params=None, *, system=None, raw=False):
         """Answer one prompt, or several at once. params: for all, or one each. system, raw: see `encode`.
 
-        One prompt that fails raises; of several, each that fails has finish_reason "error", and the others are as they
-        are alone.
+        What is wrong with a prompt raises before anything runs. One prompt that fails later raises; of several, each
+        that fails has finish_reason "error", and the others are as they are alone.
         """
         single = isinstance(prompts, str)
         texts = [prompts] if single else list(prompts)
         each = [params] * len(texts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(texts):
             raise ValueError(f"params: {len(each)} for {len(texts)} prompts; give one for all, or one each")
-        encoded = [self.encode(text, system=system, raw=raw) for text in texts]
-        replies = [self.reply(ids, one) for ids, one in zip(encoded, each, strict=True)]
+        replies = []
+        for i, (text, one) in enumerate(zip(texts, each, strict=True)):
+            try:
+                replies.append(self.reply(self.encode(text, system=system, raw=raw), one))
+            except ValueError as error:
+                raise error if single else ValueError(f"prompts[{i}]: {error}") from None
         found = dict(self.answer(replies))
         done = [found[reply] for reply in replies]
         if not single:
@@ -246,7 +250,10 @@ class LLM:
             by_request = {id(reply.request): reply for reply in replies}
             try:
                 for reply in replies:
-                    engine.add(reply.request)
+                    try:
+                        engine.add(reply.request)
+                    except ValueError as error:
+                        yield reply, reply.completion(error)
                 while engine.busy:
                     for event in engine.step():
                         reply = by_request[id(event.request)]
@@ -254,7 +261,7 @@ class LLM:
                             reply.add(event.step)
                         if event.ended:
                             yield reply, reply.completion(event.error)
-            except (GeneratorExit, ValueError):  # the caller stops, or one of them was not accepted
+            except GeneratorExit:
                 for reply in replies:
                     engine.cancel(reply.request.name)
                 raise
@@ -267,7 +274,7 @@ class LLM:
         try:
             yield self.engine
         except BaseException as error:
-            if not isinstance(error, GeneratorExit | ValueError):
+            if not isinstance(error, GeneratorExit):
                 self.engine.clear()
             raise
         finally:

@@ -47,6 +47,10 @@ class KVMemory:
             self.peak = max(self.peak, self.used)
         return True
 
+    def clear(self) -> None:
+        self._held.clear()
+        self.used = 0
+
     def held_by(self, who: Hashable) -> int:
         return self._held.get(who, 0)
 
@@ -115,6 +119,14 @@ class Prefixes:
             return False
         self._drop(next(iter(self._kept)))
         return True
+
+    def clear(self) -> None:
+        """Free all."""
+        for prefix in self._kept:
+            self._close(prefix)
+            self._memory.release(prefix)
+        self._kept.clear()
+        self._alike.clear()
 
     @property
     def _size(self) -> int:

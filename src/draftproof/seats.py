@@ -95,14 +95,14 @@ class Seats:
     def add(self, request: Request) -> None:
         """Let it wait for its turn. A ValueError if it could never have one."""
         if self.named(request.name) is not None:
-            raise ValueError(f"request {request.name}: another of this name is under way; names must differ")
+            raise ValueError(f"name: a request {request.name!r} is under way already; names must differ")
         if not len(request.prompt):
-            raise ValueError(f"request {request.name}: its prompt has no tokens; it must have at least one")
+            raise ValueError("prompt: it has no tokens; it must have at least one")
         size = self.cost(request, request.capacity)
         if size > self._memory.limit:
             raise ValueError(
-                f"request {request.name}: its {request.capacity} tokens of prompt and answer need {size:,} bytes of KV "
-                f"memory, and kv_cache_memory_bytes is {self._memory.limit:,}; shorten it or raise the bound"
+                f"prompt: with its answer it may grow to {request.capacity} tokens, which take {size:,} bytes of KV "
+                f"memory; kv_cache_memory_bytes is {self._memory.limit:,}: shorten it, lower max_tokens or raise it"
             )
         self._arrived += 1
         seat = Seat(request, self._arrived, list(request.prompt), request.controller.init())
@@ -161,13 +161,14 @@ class Seats:
         self._put_down(seat)
 
     def clear(self) -> None:
-        """Forget every request and every kept text."""
+        """Forget every request and every kept text, wherever an interrupt has left them."""
+        for seat in self.running:
+            self._free(seat)
         self.waiting.clear()
+        self.running.clear()
         self._named.clear()
-        for seat in list(self.running):
-            self._put_down(seat)
-        while self._prefixes.evict():
-            pass
+        self._prefixes.clear()
+        self._memory.clear()
 
     def reuse(self, seat: Seat) -> None:
         """Let a seat that has nothing cached begin with what a kept text or another seat has computed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -122,8 +123,10 @@ def _line() -> str | None:
     """The next line; None at the end. Only a person is asked for it."""
     asked = sys.stdin.isatty()
     if asked and sys.stdout.isatty():
+        with suppress(ImportError):
+            import readline  # noqa: F401  # gives `input` editing keys and a history
         try:
-            return input("> ")  # with the terminal's editing keys
+            return input("> ")
         except EOFError:
             print()
             return None

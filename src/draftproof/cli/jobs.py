@@ -216,24 +216,19 @@ def _run(
     under_way: dict[str, tuple[Item, Reply]] = {}  # in order of arrival
     with llm.running() as engine:
         most = 2 * engine.config.max_num_seqs
-        try:
-            while under_way or (waiting and not stop.came):
-                if stop.came:
-                    _withdraw(engine, under_way)
-                while waiting and len(under_way) < most and not stop.came:
-                    _start(job, waiting.popleft(), llm, engine, under_way, finish)
-                for event in engine.step() if under_way else ():
-                    item, reply = under_way[event.request.name]
-                    if event.step is not None:
-                        reply.add(event.step)
-                        tick(len(event.step.tokens))
-                    if event.ended:
-                        del under_way[event.request.name]
-                        finish(item, item.head() | reply.completion(event.error).as_dict())
-        except ValueError:  # of all else the engine is cleared by `running`
-            for name in under_way:
-                engine.cancel(name)
-            raise
+        while under_way or (waiting and not stop.came):
+            if stop.came:
+                _withdraw(engine, under_way)
+            while waiting and len(under_way) < most and not stop.came:
+                _start(job, waiting.popleft(), llm, engine, under_way, finish)
+            for event in engine.step() if under_way else ():
+                item, reply = under_way[event.request.name]
+                if event.step is not None:
+                    reply.add(event.step)
+                    tick(len(event.step.tokens))
+                if event.ended:
+                    del under_way[event.request.name]
+                    finish(item, item.head() | reply.completion(event.error).as_dict())
 
 
 def _start(
@@ -250,18 +245,16 @@ def _start(
         reply = llm.reply(ids, params(llm, item.sampling), item.name)
         engine.add(reply.request)
     except ValueError as error:
-        prefix = f"request {item.name}: "
         failed = {"text": "", "token_ids": [], "finish_reason": "error"}
-        finish(item, item.head() | failed | {"error": prefix + str(error).removeprefix(prefix)})
+        finish(item, item.head() | failed | {"error": f"request {item.name}: {error}"})
     else:
         under_way[item.name] = item, reply
 
 
 def _withdraw(engine: Engine, under_way: dict[str, tuple[Item, Reply]]) -> None:
-    """Take back what has not started: the engine lets nobody overtake, so those who run arrived first."""
-    for name in list(under_way)[engine.running :]:
-        _, reply = under_way[name]
-        if not reply.request.output.token_ids:
+    """Take back what has not started."""
+    for name, (_, reply) in list(under_way.items()):
+        if engine.waits(name) and not reply.request.output.token_ids:
             engine.cancel(name)
             del under_way[name]
 
@@ -312,7 +305,7 @@ class _Files:
 
     def complete(self) -> None:
         _write_aside(self._path, [self._lines[name] for name in self._names])
-        _part(self._path).unlink()
+        _part(self._path).unlink(missing_ok=True)
 
 
 def _write_aside(path: Path, lines: Iterable[str]) -> None:
