@@ -222,8 +222,7 @@ def test_one_forward_a_round_with_prompts_in_pieces_beside_those_who_decode():
     runner.add(Asked("long", tuple(i % V for i in range(50)), drafter="none", controller=Fixed(0)).request())
     for _ in range(5):
         runner.step()
-    # the decoding one plans for 3 drafted tokens that its drafter does not draft
-    assert target.forwards == [[2], [1, 8], [1, 8], [1, 8], [1, 8], [1, 8]]
+    assert target.forwards == [[2], [1, 11], [1, 11], [1, 11], [1, 11], [1, 6]]
     run(runner)
     assert max(sum(rows) for rows in target.forwards) <= 12
 
@@ -304,6 +303,21 @@ def test_a_cancelled_request_frees_its_memory_and_is_heard_of_no_more():
 def test_a_wrong_configuration_is_refused(wrong: dict, message: str):
     with pytest.raises(ValueError, match=message):
         EngineConfig(**wrong)
+
+
+def test_nothing_is_drafted_while_too_many_share_a_round():
+    runner, controller = engine(), Fixed(3, 2)
+    many = [
+        Asked(f"r{i}", (1, 2, i), i, "noisy", controller=controller, params=SamplingParams(max_tokens=10 + 20 * i))
+        for i in range(4)
+    ]
+    for asked in many:
+        runner.add(asked.request())
+    steps = run(runner)
+    assert not any(len(step.draft) for step in steps["r0"])
+    assert any(len(step.draft) for step in steps["r3"][-8:])
+    for asked in many:  # the text is the seed's either way
+        assert [token for step in steps[asked.name] for token in step.tokens] == alone(asked)[0].token_ids
 
 
 # --- drafting together ------------------------------------------------------------------------------------------------

@@ -338,6 +338,7 @@ class Load:
 
     context: int  # committed tokens
     remaining: int  # tokens that may still be emitted
+    requests: int = 1  # that share the round
 
 
 @runtime_checkable

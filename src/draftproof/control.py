@@ -9,9 +9,14 @@ from .base import Load, Plan, Step
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always `depth` tokens, but never one that could not be emitted: the target adds one token of its own a round."""
+    """Always `depth` tokens, but never one that could not be emitted: the target adds one token of its own a round.
+
+    most_requests: nothing while more of them share a round. A row of a wide forward is not free, and then costs more
+    than guesses bring.
+    """
 
     depth: int
+    most_requests: int | None = None
 
     def __post_init__(self) -> None:
         if self.depth < 0:
@@ -21,6 +26,8 @@ class Fixed:
         return None
 
     def plan(self, state: None, load: Load) -> Plan:
+        if self.most_requests is not None and load.requests > self.most_requests:
+            return Plan()
         return Plan(depth=min(self.depth, load.remaining - 1))
 
     def update(self, state: None, step: Step) -> None:

@@ -43,6 +43,10 @@ class _Turn:
     draft: Draft = field(default_factory=lambda: Draft(0))
 
     @property
+    def rows(self) -> int:
+        return len(self.tokens) + len(self.draft)
+
+    @property
     def feed(self) -> Feed:
         if self.plan is None:
             return Feed(self.seat.session, self.tokens, want=())
@@ -66,7 +70,7 @@ class EngineConfig:
     are cut to fit. enable_prefix_caching: texts that begin alike are computed once. check: after every round compare
     every cache with a replay of what was committed (slow)."""
 
-    max_num_seqs: int = 8
+    max_num_seqs: int = 16
     max_num_batched_tokens: int = 256
     enable_prefix_caching: bool = True
     check: bool = False
@@ -144,7 +148,7 @@ class Engine:
         """A round for everybody who is there: what happened, in order of arrival."""
         laps = Laps(self._clock)
         self._admit()
-        turns = self._propose(self._turns())
+        turns = self._turns()
         laps("propose")
         scored = self._together(turns, lambda some: self._target.forward([turn.feed for turn in some]))
         laps("forward")
@@ -171,24 +175,28 @@ class Engine:
             self._guarded(seat, self._seats.open)
 
     def _turns(self) -> list[_Turn]:
-        """Who is fed what: all who decode, then prompts in the rows that are left, at least a quarter of a round's."""
-        turns: list[_Turn] = []
+        """Who is fed what: all who decode, with their drafts, then texts in the rows that are left, at least a quarter
+        of a round's."""
         ready = [(seat, plan) for seat in list(self._seats.running) if (plan := self._plan(seat)) is not None]
-        decoding = [(seat, plan) for seat, plan in ready if self._seats.missing(seat) == 1]
-        for seat, plan in decoding:
-            if seat.runs and self._grow(seat, len(seat.history) + plan.depth):
-                turns.append(_Turn(seat, (seat.history[-1],), plan))
-        most, taken = self.config.max_num_batched_tokens, sum(1 + plan.depth for _, plan in decoding)
-        room = max(most - taken, -(-most // 4))
+        behind = [(seat, plan) for seat, plan in ready if self._seats.missing(seat) > 1]
+        turns = []
         for seat, plan in ready:
-            if room and seat.runs and (seat, plan) not in decoding:
-                turn = self._piece(seat, plan, room)
-                room -= 0 if turn is None else len(turn.tokens) + (turn.plan or Plan()).depth
-                turns += [] if turn is None else [turn]
-        return [turn for turn in turns if turn.seat.runs]  # those that were taken their memory wait again
+            if (seat, plan) not in behind and seat.runs and self._grow(seat, len(seat.history) + plan.depth):
+                turns.append(_Turn(seat, (seat.history[-1],), plan))
+        self._propose(turns)
+        most = self.config.max_num_batched_tokens
+        room = max(most - sum(turn.rows for turn in turns), -(-most // 4))
+        pieces = []
+        for seat, plan in behind:
+            turn = self._piece(seat, plan, room) if room and seat.runs else None
+            if turn is not None:
+                room -= turn.rows + (turn.plan or Plan()).depth
+                pieces.append(turn)
+        self._propose(pieces)
+        return [turn for turn in turns + pieces if turn.seat.runs]  # who was taken his memory waits again
 
     def _plan(self, seat: Seat) -> Plan | None:
-        load = Load(len(seat.history), seat.request.output.remaining)
+        load = Load(len(seat.history), seat.request.output.remaining, len(self._seats.running))
         return None if seat.held else self._guarded(seat, lambda seat: seat.request.controller.plan(seat.state, load))
 
     def _piece(self, seat: Seat, plan: Plan, room: int) -> _Turn | None:
@@ -205,17 +213,18 @@ class Engine:
     def _grow(self, seat: Seat, tokens: int) -> bool:
         return bool(self._guarded(seat, lambda seat: self._seats.grow(seat, tokens)))
 
-    def _propose(self, turns: list[_Turn]) -> list[_Turn]:
+    def _propose(self, turns: Sequence[_Turn]) -> None:
         """Drafts: each drafter for all its requests together. Who is to draft nothing is not asked."""
         asked: dict[int, list[_Turn]] = {}
         for turn in turns:
+            if not turn.seat.runs:
+                continue
             turn.draft = Draft(len(turn.seat.history))
             if turn.plan is not None and turn.plan.depth > 0:
                 asked.setdefault(id(turn.seat.drafter), []).append(turn)
         for alike in asked.values():
             for turn, draft in self._together(alike, _drafts):
                 turn.draft = draft
-        return [turn for turn in turns if turn.seat.runs]
 
     def _commit(self, turn: _Turn, verdict: Verdict | Exception) -> tuple[_Turn, Verdict, tuple[int, ...]] | None:
         """What `loop.decode` does after its rule."""
@@ -255,7 +264,7 @@ class Engine:
 
     def _count(self, scored: Sequence[tuple[_Turn, Scores]]) -> None:
         self.counts.rounds += 1
-        self.counts.rows += sum(len(turn.tokens) + len(turn.draft) for turn, _ in scored)
+        self.counts.rows += sum(turn.rows for turn, _ in scored)
         self.counts.most_running = max(self.counts.most_running, len(self._seats.running))
 
     # errors end one request

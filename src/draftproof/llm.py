@@ -17,7 +17,7 @@ from typing import Any, Literal, overload
 import torch
 from jinja2 import TemplateError
 
-from .base import Drafter
+from .base import Controller, Drafter
 from .commit import Output
 from .control import Fixed
 from .drafters import ModelDrafter, NGramDrafter, NoDrafter
@@ -60,7 +60,7 @@ class LLM:
         device: str = "auto",
         threads: int | None = None,
         exact: str = "bits",
-        max_num_seqs: int = 8,
+        max_num_seqs: int = 16,
         max_num_batched_tokens: int = 256,
         kv_cache_memory_bytes: int | None = None,
         enable_prefix_caching: bool = True,
@@ -183,7 +183,7 @@ class LLM:
             ids,
             self._output(ids, params, limit),
             self._drafter,
-            Fixed(self.speculation.num_speculative_tokens),
+            self._controller(),
             fused(self.speculation.verify, params, allow_lossy=self.speculation.allow_lossy),
             raw_law_of(params),
             KernelChance(seed),
@@ -191,6 +191,12 @@ class LLM:
         stats = Stats()
         stats.seconds["load"] = self.load_seconds
         return Reply(request, seed, self.effective_config(params, len(ids), limit), stats)
+
+    def _controller(self) -> Controller:
+        speculation = self.speculation
+        if speculation.method == "none":
+            return Fixed(0)
+        return Fixed(speculation.num_speculative_tokens, speculation.disable_by_batch_size)
 
     def _output(self, prompt: Sequence[int], params: SamplingParams, limit: int) -> Output:
         tokenizer = self.loaded.tokenizer

@@ -18,13 +18,15 @@ class SpeculativeConfig:
     """How to speculate; vLLM's names.
 
     method: "ngram" (prompt lookup), "draft_model" (needs `model`), "none". num_speculative_tokens: most tokens drafted
-    a round. prompt_lookup_max, prompt_lookup_min: n-gram sizes. verify: the rule; "coupled" keeps the text of a seed.
-    allow_lossy: admit rules that change what the model says.
+    a round. disable_by_batch_size: draft nothing while more requests than this run at once. prompt_lookup_max,
+    prompt_lookup_min: n-gram sizes. verify: the rule; "coupled" keeps the text of a seed. allow_lossy: admit rules that
+    change what the model says.
     """
 
     method: str = "ngram"
     model: str | None = None
     num_speculative_tokens: int = 5
+    disable_by_batch_size: int | None = None
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 1
     verify: str = "coupled"
@@ -41,6 +43,8 @@ class SpeculativeConfig:
             raise ValueError(f"allow_lossy: {self.allow_lossy!r} is not allowed; it must be True or False")
         rule_named(self.verify, allow_lossy=self.allow_lossy, argument="verify")
         check_integer("num_speculative_tokens", self.num_speculative_tokens, lambda n: 0 <= n <= 1024, "in 0 .. 1024")
+        if self.disable_by_batch_size is not None:
+            check_integer("disable_by_batch_size", self.disable_by_batch_size, lambda n: n >= 1, ">= 1, or None")
         check_integer("prompt_lookup_min", self.prompt_lookup_min, lambda n: n >= 1, ">= 1")
         check_integer(
             "prompt_lookup_max",

@@ -77,7 +77,7 @@ def generate(
     dtype: Dtype = "bfloat16",
     device: Device = "auto",
     threads: Threads = None,
-    max_num_seqs: Annotated[int, _Option(help="Most prompts answered at once.")] = 8,
+    max_num_seqs: Annotated[int, _Option(help="Most prompts answered at once.")] = 16,
     max_num_batched_tokens: Annotated[int, _Option(help="Most rows of a forward.")] = 256,
     kv_cache_memory_bytes: KVMemoryBytes = None,
     no_prefix_caching: Annotated[
