@@ -242,13 +242,27 @@ class LLM:
                 replies.append(self.reply(self.encode(text, system=system, raw=raw), one))
             except ValueError as error:
                 raise error if single else ValueError(f"prompts[{i}]: {error}") from None
+        if single:
+            for _ in self.stream(replies[0]):
+                pass
+            return replies[0].completion()
         found = dict(self.answer(replies))
-        done = [found[reply] for reply in replies]
-        if not single:
-            return done
-        if done[0].error is not None:
-            raise ValueError(done[0].error)
-        return done[0]
+        return [found[reply] for reply in replies]
+
+    def stream(self, reply: Reply) -> Generator[Delta]:
+        """Run one request and give its text as rounds commit it; what ends it is raised."""
+        request = reply.request
+        with self.running() as engine:
+            engine.add(request)
+            try:
+                while request.output.finish_reason is None:
+                    for event in engine.step():
+                        if event.step is None:
+                            raise event.error or RuntimeError("engine: a request ended without a reason")
+                        yield reply.add(event.step)
+            except GeneratorExit:
+                engine.cancel(request.name)
+                raise
 
     def answer(self, replies: Sequence[Reply]) -> Iterator[tuple[Reply, Completion]]:
         """Run requests together; each comes when it has ended. Those under way are cancelled if the caller stops."""
@@ -280,7 +294,7 @@ class LLM:
         try:
             yield self.engine
         except BaseException as error:
-            if not isinstance(error, GeneratorExit):
+            if not isinstance(error, GeneratorExit | ValueError):  # those come between rounds
                 self.engine.clear()
             raise
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -166,9 +166,9 @@ class Conversation:
             reply = self._reply()
             before = self._llm.engine.counts.reused
             answer = self._stream(reply)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             self.messages.pop()
-            note(str(error))
+            note(f"{error}; the message is taken back, /reset starts anew")
             return
         self.messages.append({"role": "assistant", "content": answer})
         self._turn += 1
@@ -184,7 +184,7 @@ class Conversation:
         ids, most = self._llm.encode_chat(self.messages), self._llm.loaded.target.max_context
         if len(ids) >= most:
             raise ValueError(
-                f"the conversation, {len(ids)} tokens, does not fit the model's context of {most}; /reset starts anew"
+                f"messages: the conversation, {len(ids)} tokens, does not fit the model's context of {most}"
             )
         seed = self._params.seed
         return self._llm.reply(
@@ -193,22 +193,15 @@ class Conversation:
 
     def _stream(self, reply: Reply) -> str:
         """Run it and show it; what it said, all of it or up to Ctrl-C."""
-        colour, output, name = coloured(), reply.request.output, reply.request.name
-        with self._llm.running() as engine, Caught(signal.SIGINT) as interrupt:
+        colour, output = coloured(), reply.request.output
+        with Caught(signal.SIGINT) as interrupt, closing(self._llm.stream(reply)) as deltas:
             try:
-                engine.add(reply.request)
-            except ValueError as error:
-                raise ValueError(f"the conversation does not fit: {error}; /reset starts anew") from None
-            try:
-                while output.finish_reason is None and not interrupt.came:
-                    for event in engine.step():
-                        if event.error is not None:
-                            raise ValueError(f"the answer failed: {event.error}")
-                        if event.step is not None:
-                            print(rendered(reply.add(event.step), colour), end="", flush=True)
+                for delta in deltas:
+                    print(rendered(delta, colour), end="", flush=True)
+                    if interrupt.came:
+                        break  # between rounds, so that what it computed is kept
             finally:
                 print(flush=True)
-            engine.cancel(name)  # between rounds, so that what it computed is kept
         if interrupt.came and output.finish_reason is None:
             note("stopped")
         return output.shown

@@ -41,7 +41,9 @@ from .options import (
 from .shown import coloured, rendered, summary
 
 if TYPE_CHECKING:
-    from ..llm import Generation
+    from collections.abc import Iterator
+
+    from ..replies import Delta
 
 _Option = typer.Option
 
@@ -77,6 +79,9 @@ def generate(
     dtype: Dtype = "bfloat16",
     device: Device = "auto",
     threads: Threads = None,
+    disable_by_batch_size: Annotated[
+        int | None, _Option(help="Draft nothing while more prompts than this are answered at once.")
+    ] = None,
     max_num_seqs: Annotated[int, _Option(help="Most prompts answered at once.")] = 16,
     max_num_batched_tokens: Annotated[int, _Option(help="Most rows of a forward.")] = 256,
     kv_cache_memory_bytes: KVMemoryBytes = None,
@@ -84,7 +89,7 @@ def generate(
         bool, _Option("--no-prefix-caching", help="Compute anew what prompts that begin alike share.")
     ] = False,
     check: Annotated[
-        bool, _Option("--check", help="With --prompts: compare all caches with a replay after every round. Slow.")
+        bool, _Option("--check", help="Compare all caches with a replay after every round. Slow.")
     ] = False,
     system: System = None,
     raw: Annotated[bool, _Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
@@ -103,6 +108,7 @@ def generate(
     """
     _one_or_many(prompt, prompts, output, as_json, trace)
     speculation = speculative_config(draft, no_speculation, num_speculative_tokens, verify, allow_lossy)
+    speculation["disable_by_batch_size"] = disable_by_batch_size
     sampling = sampling_given(temperature, top_k, top_p, min_p, seed)
     sampling |= {"stop": tuple(stop or ()), "max_tokens": max_tokens}
     memory = kv_bytes(kv_cache_memory_bytes)
@@ -129,14 +135,14 @@ def generate(
     if job is not None:
         remarks(llm)
         return perform(job, llm)
-    request = llm.start(llm.encode(text or "", system=system, raw=raw), params(llm, sampling))
+    reply = llm.reply(llm.encode(text or "", system=system, raw=raw), params(llm, sampling))
     remarks(llm)
     with aside(trace) as file:
-        _stream(request, file, show=not as_json)
+        _show(llm.stream(reply), file, show=not as_json)
     if as_json:
-        print(json.dumps(request.result().as_dict(), ensure_ascii=False))
+        print(json.dumps(reply.completion().as_dict(), ensure_ascii=False))
     else:
-        print(summary(request.reply.stats, request.reply.seed), file=sys.stderr)
+        print(summary(reply.stats, reply.seed), file=sys.stderr)
     return 0
 
 
@@ -167,12 +173,12 @@ def check_early(text: str | None, sampling: dict[str, Any], speculation: dict[st
         raise ValueError(f"--trace: there is no folder {str(trace.parent)!r} to write {trace.name} in")
 
 
-def _stream(request: Generation, trace: IO[str] | None, show: bool) -> None:
+def _show(deltas: Iterator[Delta], trace: IO[str] | None, show: bool) -> None:
     from ..trace import step_record
 
     colour = show and coloured()
     try:
-        for index, delta in enumerate(request):
+        for index, delta in enumerate(deltas):
             if trace is not None:
                 trace.write(json.dumps(step_record(index, delta.step)) + "\n")
             if show:
