@@ -3,9 +3,12 @@
 The shape checks of the other tests would catch a wrong type before the product does, so they are off here.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
+from draftproof.base import Feed, Scores
 from draftproof.llm import LLM
 from draftproof.sampling import SamplingParams
 from tests.folders import make_folder
@@ -62,9 +65,16 @@ def test_bad_input_is_one_clear_line(plain, make, words):
     assert "\n" not in str(caught.value)
 
 
+def no_numbers(feeds: Sequence[Feed]) -> list[Scores]:
+    """A forward whose logits are all NaN."""
+    for feed in feeds:
+        feed.session.feed = feed
+    return [Scores(np.full((len(feed.wanted), 257), np.nan, np.float32)) for feed in feeds]
+
+
 def test_a_draft_that_breaks_is_named(plain, other, monkeypatch):
     fast = plain.speculating({"method": "draft_model", "model": str(other)})
-    monkeypatch.setattr(fast._draft_model.target, "_to_numpy", lambda logits: np.full((1, 257), np.nan))
+    monkeypatch.setattr(fast._draft_model.target, "forward", no_numbers)
     with pytest.raises(ValueError, match=r"^draft model .*position 4: logits: .* nan"):
         fast.start([1, 2, 3, 4], SamplingParams(seed=3, max_tokens=60)).result()
 
@@ -72,7 +82,7 @@ def test_a_draft_that_breaks_is_named(plain, other, monkeypatch):
 def test_a_request_that_failed_does_not_pretend_to_have_ended(plain, monkeypatch):
     request = plain.start([1, 2, 3], SamplingParams(seed=3, max_tokens=60))
     with monkeypatch.context() as patch:
-        patch.setattr(plain.loaded.target, "_to_numpy", lambda logits: np.full((1, 257), np.nan))
+        patch.setattr(plain.loaded.target, "forward", no_numbers)
         with pytest.raises(ValueError, match=r"^position 3: logits"):
             request.result()
     with pytest.raises(RuntimeError, match="interrupted or failed"):

@@ -111,6 +111,7 @@ def rounds(done) -> tuple:
     return done.token_ids, stats.rounds, stats.accepted_per_position, stats.drafted_per_position
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["none", "ngram", "model", "other model"])
 def test_T25_the_same_request_twice_with_prefix_reuse(llm, name):
     runner, prompt = llm[name], "the same beginning, and then some more of it"
@@ -128,6 +129,7 @@ def test_T25_the_same_request_twice_with_prefix_reuse(llm, name):
         assert rounds(runner.generate(prompt, params)) == known
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["none", "ngram", "model"])
 def test_T33_seeded_rows_among_others_are_their_solo_runs(llm, name):
     runner = llm[name]
@@ -169,7 +171,7 @@ def test_T40_rows_of_other_lengths_depths_and_settings_keep_their_own_law(rule: 
     counts: list[dict] = [{} for _ in settings]
     engine = Engine(TableTarget(table, 5), KVMemory(1 << 20), EngineConfig(max_num_batched_tokens=16))
     bonus = rejected = 0
-    for seed in range(300):
+    for seed in range(200):
         outputs = [Output(params, 2) for params in settings]
         for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             law, chance = law_of(settings[i]), PhiloxChance(seed, i)
@@ -193,7 +195,7 @@ def test_T40_rows_of_other_lengths_depths_and_settings_keep_their_own_law(rule: 
         else:
             seen = [found.get(pair, 0) for pair in known]
             assert chi_square(seen, list(known.values())) < chi_square_limit(len(known) - 1)
-    assert min(bonus, rejected) > 100
+    assert min(bonus, rejected) > 60
 
 
 @pytest.mark.usefixtures("unchecked")  # a check of shapes would read the row first

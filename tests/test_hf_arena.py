@@ -15,6 +15,7 @@ from draftproof.models.arena import PAGE, KVArena
 from draftproof.models.bits import LAW_PLAN, RowPlan
 from draftproof.models.hf import HFTarget
 from draftproof.models.layout import Layout, Span, _cheapest
+from draftproof.models.sizes import of_config
 from tests.tiny import ARCHITECTURES, CONTEXT, Stock, build, tokens_of
 
 pytestmark = pytest.mark.skipif(not KVArena.works(torch.device("cpu")), reason="only Linux takes memory by the page")
@@ -155,6 +156,12 @@ def test_the_check_sees_a_wrong_cache():
     assert target.check(session, text[:20]) == "30 tokens are cached and 20 committed"
     session.cache._layers[2][1][0, 7, 0] += 1e-9
     assert "layer 2" in target.check(session, text)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_a_token_takes_is_known_from_the_config_alone(name):
+    model = build(ARCHITECTURES[name])
+    assert of_config(model.config.get_text_config()) * 4 == HFTarget(model, LAW_PLAN).kv_bytes_per_token
 
 
 def test_runs_are_cut_where_looking_in_vain_costs_more_than_a_call():

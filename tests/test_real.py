@@ -13,7 +13,10 @@ from draftproof.loop import decode
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
 
-pytestmark = pytest.mark.real
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.usefixtures("unchecked"),
+]  # shape checks treble its time; tiny models have them
 PROMPTS = ["Repeat after me, three times: the cat sat on the mat.", "Write a Python class for a stack."]
 
 

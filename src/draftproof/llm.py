@@ -166,12 +166,11 @@ class LLM:
         """A request, ready for `start`, the engine or the oracle, and who follows it. Nothing runs yet."""
         ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
         target = self.loaded.target
+        size = target.vocab_size
         if not ids:
             raise ValueError("prompt: it has no tokens; it must have at least one")
         for token in ids:
-            check_integer(
-                "prompt", token, lambda token: 0 <= token < target.vocab_size, f"a token id below {target.vocab_size}"
-            )
+            check_integer("prompt", token, lambda token: 0 <= token < size, f"in 0 .. {size - 1}, a token id")
         room = target.max_context - len(ids)
         if room < 1:
             raise ValueError(f"prompt: {len(ids)} tokens leave no room in the model's context of {target.max_context}")
