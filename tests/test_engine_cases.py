@@ -13,10 +13,9 @@ from tests.test_cases import *  # noqa: F403  (its tests are collected here once
 
 @pytest.fixture(autouse=True)
 def _by_the_engine(request, monkeypatch):
-    often = "T13" in request.node.name  # thousands of decodes
-    by_engine = partial(toys.decode_in_company, check=not often, mate_tokens=2 if often else 5)
-    monkeypatch.setattr(toys, "decode", by_engine)
-    monkeypatch.setattr(exact, "decode", by_engine)
+    monkeypatch.setattr(exact, "decode", toys.decode_in_company)
+    if "T13" not in request.node.name:  # after its exact part, which is the engine's, thousands of decodes
+        monkeypatch.setattr(toys, "decode", partial(toys.decode_in_company, check=True))
 
 
 def test_all_the_cases_are_here():

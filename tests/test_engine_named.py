@@ -171,7 +171,7 @@ def test_T40_rows_of_other_lengths_depths_and_settings_keep_their_own_law(rule: 
     counts: list[dict] = [{} for _ in settings]
     engine = Engine(TableTarget(table, 5), KVMemory(1 << 20), EngineConfig(max_num_batched_tokens=16))
     bonus = rejected = 0
-    for seed in range(200):
+    for seed in range(300):
         outputs = [Output(params, 2) for params in settings]
         for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             law, chance = law_of(settings[i]), PhiloxChance(seed, i)
@@ -193,8 +193,11 @@ def test_T40_rows_of_other_lengths_depths_and_settings_keep_their_own_law(rule: 
         if params.greedy:
             assert len(found) == 1
         else:
-            seen = [found.get(pair, 0) for pair in known]
-            assert chi_square(seen, list(known.values())) < chi_square_limit(len(known) - 1)
+            often = [pair for pair, mass in known.items() if 300 * mass >= 5]
+            seen, masses = [found.get(pair, 0) for pair in often], [known[pair] for pair in often]
+            if sum(masses) < 1 - 1e-9:  # rare pairs together
+                seen, masses = [*seen, 300 - sum(seen)], [*masses, 1 - sum(masses)]
+            assert chi_square(seen, masses) < chi_square_limit(len(seen) - 1)
     assert min(bonus, rejected) > 60
 
 

@@ -134,13 +134,12 @@ def decode_in_company(
     law: Law,
     chance: Chance,
     check: bool = False,
-    mate_tokens: int = 5,
 ) -> Iterator[Step]:
     """`loop.decode`, by the engine: beside two mates, one there before and one that joins later. check: all caches
-    after every round. mate_tokens: how much the mates say."""
+    after every round."""
     engine = Engine(target, KVMemory(1 << 40), EngineConfig(max_num_seqs=3, max_num_batched_tokens=7, check=check))
     ours = Request("ours", prompt, output, drafter, controller, rule, law, chance)
-    limit = min(mate_tokens, target.max_context - len(prompt))
+    limit = min(5, target.max_context - len(prompt))
     mates = [
         Request(
             name,
