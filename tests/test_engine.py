@@ -281,6 +281,35 @@ def test_a_request_may_rest_and_goes_on_where_it_was():
     assert request.output.token_ids == alone(asked)[0].token_ids
 
 
+def test_one_who_rests_takes_no_ones_place_and_gives_his_memory_first():
+    runner = engine(2 * BLOCK, max_num_seqs=1, enable_prefix_caching=False)
+    resting, other = Asked("resting", (1, 2)), Asked("other", (3,), params=SamplingParams(max_tokens=60))
+    made = [asked.request() for asked in (resting, other)]
+    for request in made:
+        runner.add(request)
+    runner.step()
+    runner.hold("resting")
+    while runner.busy:
+        runner.step()
+    assert made[1].output.finish_reason == "length"
+    runner.add(Asked("large", (3,), params=SamplingParams(max_tokens=100)).request())
+    while runner.busy:
+        runner.step()
+    assert runner.counts.preempted == 1
+    assert runner.waits("resting")
+    runner.hold("resting", False)
+    run(runner)
+    assert made[0].output.token_ids == alone(resting)[0].token_ids
+
+
+def test_a_request_runs_once():
+    runner, request = engine(), Asked("x", (1,)).request()
+    runner.add(request)
+    run(runner)
+    with pytest.raises(ValueError, match="request: it has run before"):
+        runner.add(request)
+
+
 def test_a_cancelled_request_frees_its_memory_and_is_heard_of_no_more():
     runner = engine(enable_prefix_caching=False)
     for name in "ab":

@@ -73,3 +73,18 @@ def test_the_doctor_finds_no_row_that_depends_on_its_company(plain):
     chains = [finding for finding in findings if finding.claimed]
     assert sum(finding.rows for finding in chains) >= 90
     assert [finding.differ for finding in chains] == [0] * len(chains)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_eight_together_accept_what_each_accepts_alone(plain, temperature):
+    skip_unless_exact(plain)
+    fast = plain.speculating({"method": "ngram"})
+    prompts = [f"{prompt} {number}" for number in ["one", "two", "three", "four"] for prompt in PROMPTS]
+    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=16 + i) for i in range(8)]
+    together = fast.generate(prompts, params)
+    for prompt, each, found in zip(prompts, params, together, strict=True):
+        solo = fast.start(fast.encode(prompt), each).result()
+        assert found.token_ids == solo.token_ids
+        assert found.stats.accepted_per_position == solo.stats.accepted_per_position
+        assert found.stats.rounds == solo.stats.rounds
+    assert sum(found.stats.accepted for found in together) > 0

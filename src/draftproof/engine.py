@@ -177,11 +177,13 @@ class Engine:
     def _turns(self) -> list[_Turn]:
         """Who is fed what: all who decode, with their drafts, then texts in the rows that are left, at least a quarter
         of a round's."""
-        ready = [(seat, plan) for seat in list(self._seats.running) if (plan := self._plan(seat)) is not None]
-        behind = [(seat, plan) for seat, plan in ready if self._seats.missing(seat) > 1]
-        turns = []
-        for seat, plan in ready:
-            if (seat, plan) not in behind and seat.runs and self._grow(seat, len(seat.history) + plan.depth):
+        turns, behind = [], []
+        for seat, plan in [(seat, self._plan(seat)) for seat in list(self._seats.running)]:
+            if plan is None or not seat.runs:
+                continue
+            if self._seats.missing(seat) > 1:
+                behind.append((seat, plan))
+            elif self._grow(seat, len(seat.history) + plan.depth):
                 turns.append(_Turn(seat, (seat.history[-1],), plan))
         self._propose(turns)
         most = self.config.max_num_batched_tokens

@@ -109,6 +109,7 @@ class LLM:
             self._draft_model = self._load(speculation.model)
             _require_same_vocabulary(self.loaded, self._draft_model)
             self._provide(self._draft_model)
+            self.engine.memory.count_in(self._draft_model.target.kv_block)
         self._drafter = self._make_drafter()
 
     def speculating(self, config: Mapping[str, Any]) -> LLM:

@@ -24,7 +24,8 @@ class KVMemory:
     def __init__(self, limit: int, block: int = BLOCK) -> None:
         if limit < 1:
             raise ValueError(f"kv_cache_memory_bytes: {limit} is not allowed; it must be >= 1")
-        self.limit, self.block = limit, -(-max(block, BLOCK) // BLOCK) * BLOCK
+        self.limit, self.block = limit, 0
+        self.count_in(block)
         self.used = self.peak = 0
         self._held: dict[Hashable, int] = {}
 
@@ -34,6 +35,10 @@ class KVMemory:
         1280
         """
         return -(-tokens // self.block) * self.block * bytes_per_token
+
+    def count_in(self, block: int) -> None:
+        """In blocks of at least so many tokens from now on."""
+        self.block = max(self.block, -(-max(block, BLOCK) // BLOCK) * BLOCK)
 
     def hold(self, who: Hashable, size: int) -> bool:
         """Let `who` hold `size` bytes, or as much as before if that is more; False, and nothing changed, if they do not

@@ -98,6 +98,8 @@ class Seats:
             raise ValueError(f"name: a request {request.name!r} is under way already; names must differ")
         if not len(request.prompt):
             raise ValueError("prompt: it has no tokens; it must have at least one")
+        if request.output.token_ids:
+            raise ValueError("request: it has run before; make a new one")
         size = self.cost(request, request.capacity)
         if size > self._memory.limit:
             raise ValueError(
@@ -110,14 +112,16 @@ class Seats:
         insort(self.waiting, seat)
 
     def admit(self) -> Iterator[Seat]:
-        """Those who may run from now on; whoever gets one opens it."""
-        while self.waiting and len(self.running) < self._most:
-            seat = self.waiting[0]
+        """Those who may run from now on; whoever gets one opens it. Those who rest take no one's place."""
+        while sum(not seat.held for seat in self.running) < self._most:
+            seat = next((seat for seat in self.waiting if not seat.held), None)
+            if seat is None:
+                return
             if self._reuses:
                 self._prefixes.find(seat.history)  # what it will begin with is not what goes to make room for it
             if not self._hold(seat, len(seat.history) + 1):
                 return
-            self.waiting.pop(0)
+            self.waiting.remove(seat)
             insort(self.running, seat)
             yield seat
 

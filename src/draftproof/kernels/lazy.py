@@ -111,20 +111,24 @@ def judge(rounds: Sequence[Round]) -> list[Verdict | Exception]:
     """Every round by its own rule; those of one kernel together."""
     found: list[Verdict | Exception | None] = [None] * len(rounds)
     for name in KERNELS:
-        alike = [i for i, each in enumerate(rounds) if _has_kernel(each, name)]
-        if alike:
-            for i, verdict in zip(alike, _verdicts(name, [rounds[i] for i in alike]), strict=True):
-                found[i] = verdict
+        parts = {i: part for i, each in enumerate(rounds) if (part := _part(name, each)) is not None}
+        for i, verdict in zip(parts, _verdicts(name, list(parts.values())), strict=True):
+            found[i] = verdict
     return [_by_rule(each) if verdict is None else verdict for each, verdict in zip(rounds, found, strict=True)]
 
 
-def _has_kernel(each: Round, name: str) -> bool:
-    rule, draft = each.rule, each.draft
-    if not isinstance(rule, Fused) or rule.name != name or not isinstance(each.chance, KernelChance):
-        return False
+def _part(name: str, each: Round) -> Part | None:
+    """What the kernel `name` needs of a round; None if that round is not for it."""
+    rule, draft, chance = each.rule, each.draft, each.chance
+    if not isinstance(rule, Fused) or rule.name != name or not isinstance(chance, KernelChance):
+        return None
     if why_not(name, draft.parents, draft.kind) is not None:
-        return False
-    return name == "coupled" or not draft.rows or _q_logits(draft, settings_of(rule.params)) is not None
+        return None
+    q_logits = None if name == "coupled" else _q_logits(draft, settings_of(rule.params))
+    if q_logits is None and name != "coupled" and draft.rows:
+        return None
+    rows: Any = each.rows
+    return Part(draft, rows.logits, rule.params, chance.inner.seed, chance.inner.sample, q_logits)
 
 
 def _by_rule(each: Round) -> Verdict | Exception:
@@ -135,22 +139,16 @@ def _by_rule(each: Round) -> Verdict | Exception:
         return error
 
 
-def _verdicts(name: str, rounds: Sequence[Round]) -> list[Verdict | Exception | None]:
+def _verdicts(name: str, parts: Sequence[Part]) -> list[Verdict | Exception | None]:
     """By the kernel; None where a row holds no law: the rule says what is wrong, and where."""
+    if not parts:
+        return []
     try:
-        verdicts = decide(name, Batch.join([_part(name, each) for each in rounds]))
+        verdicts = decide(name, Batch.join(parts))
     except Exception as error:
-        return [error] if len(rounds) == 1 else [each for one in rounds for each in _verdicts(name, [one])]
-    found = zip(rounds, verdicts.found[:, 3].tolist(), strict=True)
-    return [verdicts.verdict(i, partial(_q, each.draft)) if bad < 0 else None for i, (each, bad) in enumerate(found)]
-
-
-def _part(name: str, each: Round) -> Part:
-    rule: Any = each.rule
-    chance: Any = each.chance
-    rows: Any = each.rows
-    q_logits = None if name == "coupled" else _q_logits(each.draft, settings_of(rule.params))
-    return Part(each.draft, rows.logits, rule.params, chance.inner.seed, chance.inner.sample, q_logits)
+        return [error] if len(parts) == 1 else [each for part in parts for each in _verdicts(name, [part])]
+    found = zip(parts, verdicts.found[:, 3].tolist(), strict=True)
+    return [verdicts.verdict(i, partial(_q, part.draft)) if bad < 0 else None for i, (part, bad) in enumerate(found)]
 
 
 def _on_rows(rule: Rule, draft: Draft, rows: Sequence[Any], chance: Chance) -> Verdict:

@@ -24,9 +24,11 @@ Shape = tuple[int, int, int]
 
 
 class KVArena:
-    """Room for `rows` requests of up to `slots` tokens. None of it is memory yet."""
+    """Room for `rows` requests of up to `slots` tokens. None of it is memory yet. longest: that many tokens; slots: a
+    row's, a few more."""
 
     def __init__(self, rows: int, slots: int, shapes: Sequence[Shape], dtype: torch.dtype) -> None:
+        self.longest = slots
         self.slots = -(-slots // _SLOTS) * _SLOTS
         sizes = [(heads, self.slots, size) for heads, *both in shapes for size in both]
         row_bytes = [prod(size) * dtype.itemsize for size in sizes]
@@ -48,6 +50,10 @@ class KVArena:
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of all rows, [rows, heads, slots, size]."""
         return self._buffers[2 * index], self._buffers[2 * index + 1]
+
+    def of_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """A request's keys and values, layer by layer."""
+        return [(keys[row], values[row]) for keys, values in map(self.layer, range(len(self._buffers) // 2))]
 
     def take(self) -> int | None:
         """The lowest free row, all zeros: neighbours are what one call reads."""

@@ -22,17 +22,19 @@ class KVCache:
     """Keys and values of one request.
 
     Slots come in steps of `step`, so that attention can always read a multiple of it. They lie in a row of `arena` if
-    one is free, else in buffers that are made when a layer first writes.
+    one is free and long enough, else in buffers that are made when a layer first writes: for `capacity` at once, or
+    (grows) step by step.
     """
 
-    def __init__(self, capacity: int, step: int, arena: KVArena | None = None) -> None:
+    def __init__(self, capacity: int, step: int, arena: KVArena | None = None, *, grows: bool = False) -> None:
         self.length = 0
-        self.arena = arena if arena is not None and capacity <= arena.slots else None
+        self.arena = arena if arena is not None and capacity <= arena.longest else None
         self.row = None if self.arena is None else self.arena.take()
         self._step = step
-        self._slots = self._rounded(capacity)
+        self._slots = 0 if grows else self._rounded(capacity)
         self._layers: dict[int, Pair] = {}
         if arena is not None and self.row is not None:
+            self._layers = dict(enumerate(arena.of_row(self.row)))
             # a session that is dropped and not closed gives its row back, too
             self._end = weakref.finalize(self, arena.give_back, self.row)
 
@@ -51,7 +53,7 @@ class KVCache:
         return keys[:, :seen], values[:, :seen]
 
     def _room(self, layer: int, end: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
-        known = self._known(layer)
+        known = self._layers.get(layer)
         if known is not None and known[0].shape[1] >= end:
             return known
         if self.row is not None:
@@ -64,12 +66,6 @@ class KVCache:
                 new[:, : old.shape[1]] = old
         self._layers[layer] = (fresh[0], fresh[1])
         return self._layers[layer]
-
-    def _known(self, layer: int) -> Pair | None:
-        if self.arena is not None and self.row is not None and layer not in self._layers:
-            keys, values = self.arena.layer(layer)
-            self._layers[layer] = keys[self.row], values[self.row]
-        return self._layers.get(layer)
 
     @torch.inference_mode()  # the buffers were made in it, and may not be written outside of it
     def compact(self, base: int, offsets: Sequence[int]) -> None:

@@ -132,8 +132,8 @@ class HFTarget:
     def provide(self, sessions: int, tokens: int) -> None:
         """Expect so many sessions at once, of up to `tokens` tokens each: they will share their calls of attention, and
         take memory as they grow and not when they are opened."""
-        slots = min(tokens, self.max_context) + self.plan.kv_step
-        self._arena = arena(sessions, slots, self._shapes, self.model.dtype, self.model.device)
+        longest = min(tokens, self.max_context)
+        self._arena = arena(sessions, longest, self._shapes, self.model.dtype, self.model.device)
         self._in_blocks = True
 
     @property
@@ -148,7 +148,7 @@ class HFTarget:
         return max(PAGE // (min(sizes) * self.model.dtype.itemsize) for _, *sizes in self._shapes)
 
     def open(self, capacity: int) -> HFSession:
-        return HFSession(KVCache(0 if self._in_blocks else capacity, self.plan.kv_step, self._arena))
+        return HFSession(KVCache(capacity, self.plan.kv_step, self._arena, grows=self._in_blocks))
 
     def close(self, session: HFSession) -> None:
         session.cache.close()

@@ -174,13 +174,18 @@ def neighbours_of(spans: Sequence[Span], plan: RowPlan) -> tuple[list[Neighbours
     """The calls that the spans of a tile take: those for several, and the spans that have one for themselves."""
     last = {id(span.layout): span for span in spans}  # of a long piece; the others come before it, alone
     able = [span for span in last.values() if span.rows <= _FEW and span.layout.is_chain]
-    able = [span for span in able if span.layout.cache.row is not None]
+    able = [span for span in able if _is_in_arena(span)]
     if not plan.together or len(able) < 2:
         return [], list(spans)
     able.sort(key=lambda span: span.layout.cache.row or 0)
     shared = [run for run in _cheapest(able) if len(run) > 1]
     alone = {id(span) for span in spans} - {id(span) for run in shared for span in run}
     return [Neighbours(run) for run in shared], [span for span in spans if id(span) in alone]
+
+
+def _is_in_arena(span: Span) -> bool:
+    arena = span.layout.cache.arena
+    return arena is not None and span.layout.cache.row is not None and span.slots <= arena.slots
 
 
 def _cheapest(spans: Sequence[Span]) -> list[Sequence[Span]]:
