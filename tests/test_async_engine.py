@@ -188,6 +188,84 @@ def test_an_engine_that_breaks_tells_its_readers(llm, monkeypatch):
     assert llm.generate("abcabc", sampled(1)).token_ids == llm.start("abcabc", sampled(1)).result().token_ids
 
 
+def test_readers_who_never_come_do_not_stop_the_others(llm, tmp_path):
+    """Memory for one request, and nobody reads the first."""
+    small = LLM(str(make_folder(tmp_path)), dtype="float32", max_num_seqs=1, kv_cache_memory_bytes=1 << 16)
+    known = small.start("bbb", sampled(2)).result().token_ids
+
+    async def main() -> None:
+        engine = AsyncEngine(small, max_ahead=1)
+        unread = [engine.stream("aaa", sampled(i)) for i in range(3)]
+        assert (await engine.generate("bbb", sampled(2))).token_ids == known
+        assert small.engine.counts.most_running == 1
+        for i, stream in enumerate(unread):
+            assert (await stream.completion()).token_ids == small.start("aaa", sampled(i)).result().token_ids
+        await engine.drain()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_an_old_stream_does_not_end_a_new_request_of_its_name(llm):
+    async def main() -> None:
+        async with AsyncEngine(llm) as engine:
+            old = engine.stream("abc", sampled(1, max_tokens=3), request_id="x")
+            while not (await anext(old)).step.tokens or engine._replies:
+                await asyncio.sleep(0.01)
+                if not engine._replies:
+                    break
+            new = engine.stream("abc", sampled(1), request_id="x")
+            await anext(new)
+            await old.aclose()
+            assert len((await new.completion()).token_ids) == 40
+            numbered = engine.stream("abc", sampled(1), request_id="0")
+            assert (await engine.generate("abc", sampled(1))).token_ids == (await numbered.completion()).token_ids
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_prompt_is_what_it_was_when_it_was_given(llm):
+    async def main() -> None:
+        async with AsyncEngine(llm) as engine:
+            ids = [1, 2, 3]
+            stream = engine.stream(ids, sampled(1))
+            ids.append(99)
+            done = await stream.completion()
+            assert done.token_ids == llm.start([1, 2, 3], sampled(1)).result().token_ids
+
+    asyncio.run(main())
+
+
+def test_a_reader_who_is_cancelled_does_not_take_the_rest_for_the_end(llm):
+    async def main() -> None:
+        async with AsyncEngine(llm) as engine:
+            stream = engine.stream("abc", sampled(1, max_tokens=300))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(_read_all(stream), 0.05)
+            with pytest.raises(RequestError, match="its reader was cancelled"):
+                await anext(stream)
+
+    asyncio.run(main())
+
+
+async def _read_all(stream) -> None:
+    async for _ in stream:
+        pass
+
+
+def test_a_generator_that_is_left_leaves_nothing_in_the_engine(llm):
+    reply = llm.reply("abc", sampled(1, max_tokens=300))
+    deltas = llm.stream(reply)
+    next(deltas)
+    with pytest.raises(ValueError, match="mine"):
+        deltas.throw(ValueError("mine"))
+    assert not llm.engine.busy
+    answers = llm.answer([llm.reply("abc", sampled(i)) for i in range(3)])
+    next(answers)
+    answers.close()
+    assert not llm.engine.busy
+    assert llm.generate("abc", sampled(1)).token_ids == llm.start("abc", sampled(1)).result().token_ids
+
+
 def test_an_llm_in_use_is_refused(llm):
     async def main() -> None:
         async with AsyncEngine(llm):

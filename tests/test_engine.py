@@ -17,7 +17,7 @@ from draftproof.control import Fixed
 from draftproof.drafters import ModelDrafter, NGramDrafter, NoDrafter
 from draftproof.engine import Engine, EngineConfig
 from draftproof.loop import decode
-from draftproof.memory import BLOCK, KVMemory
+from draftproof.memory import KVMemory
 from draftproof.models.table import TableTarget, hashed_logits
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
@@ -28,6 +28,7 @@ V = 12
 TABLE = hashed_logits(V, order=3, scale=1.5)
 NEAR = hashed_logits(V, order=3, scale=1.5, salt=1)
 PLENTY = 1 << 30
+BLOCK = 64  # tokens, and bytes, that a table's session is counted in
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -289,17 +290,42 @@ def test_one_who_rests_takes_no_ones_place_and_gives_his_memory_first():
         runner.add(request)
     runner.step()
     runner.hold("resting")
+    rounds = 0
     while runner.busy:
         runner.step()
+        rounds += 1
+        assert runner.running <= 1
+    assert rounds <= 60
     assert made[1].output.finish_reason == "length"
-    runner.add(Asked("large", (3,), params=SamplingParams(max_tokens=100)).request())
-    while runner.busy:
-        runner.step()
     assert runner.counts.preempted == 1
     assert runner.waits("resting")
     runner.hold("resting", False)
     run(runner)
     assert made[0].output.token_ids == alone(resting)[0].token_ids
+
+
+def test_a_round_that_is_interrupted_leaves_nothing_behind():
+    class Interrupted(TableTarget):
+        broken = False
+
+        def commit(self, sessions, paths):
+            if self.broken:
+                raise KeyboardInterrupt
+            super().commit(sessions, paths)
+
+    target = Interrupted(TABLE, V)
+    runner = engine(target=target, check=False)
+    for i in range(3):
+        runner.add(Asked(f"r{i}", (1, i)).request())
+    runner.step()
+    target.broken = True
+    with pytest.raises(KeyboardInterrupt):
+        runner.step()
+    target.broken = False
+    assert (runner.running, runner.waiting, runner.memory.used, runner.step()) == (0, 0, 0, [])
+    again = Asked("again", (1, 2))
+    runner.add(again.request())
+    assert same_rounds(run(runner)["again"], alone(again)[1])
 
 
 def test_a_request_runs_once():

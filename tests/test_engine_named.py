@@ -65,7 +65,7 @@ def test_T12_greedy_is_the_argmax_of_the_stock_model_for_200_prompts(dtype, caps
     model = build(architecture, dtype, **size)
     stock, target = Stock(model), HFTarget(model, PADDED)
     target.provide(8, 128)
-    engine = Engine(target, KVMemory(1 << 24, target.kv_block), EngineConfig(max_num_seqs=8))
+    engine = Engine(target, KVMemory(1 << 24), EngineConfig(max_num_seqs=8))
     ngram, draft = (
         NGramDrafter(3, 1),
         ModelDrafter(HFTarget(build(architecture, dtype, **size), LAW_PLAN), Kind.COUPLED),
@@ -212,7 +212,7 @@ def test_numbers_that_are_none_in_the_rows_of_one_request_end_it_alone(tmp_path)
     params = [SamplingParams(seed=i, max_tokens=15) for i in range(4)]
     done = llm.generate(prompts, params)
     assert [found.finish_reason for found in done] == ["length", "length", "error", "length"]
-    assert done[2].error.startswith("request 2: position ")
+    assert done[2].error.startswith("request #2: position ")
     assert "largest entry is nan" in done[2].error
     for i in (0, 1, 3):
         assert rounds(done[i]) == rounds(llm.start(llm.encode(prompts[i]), params[i]).result())

@@ -215,7 +215,7 @@ def test_where_there_is_no_arena_buffers_grow_with_the_text(monkeypatch):
     monkeypatch.setattr(KVArena, "works", staticmethod(lambda device: False))
     target = HFTarget(build(ARCHITECTURES["llama"]), PADDED)
     target.provide(4, 1000)
-    assert target.kv_block == 16
+    assert target.kv_cost(1) == 64 * target.kv_bytes_per_token
     session = target.open(1000)
     for _ in range(3):
         target.forward([Feed(session, tokens_of(1, 10), want=())])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from draftproof.drafters import NoDrafter
-from draftproof.memory import BLOCK, KVMemory, Prefix, Prefixes, common
+from draftproof.memory import KVMemory, Prefix, Prefixes, common
 
 DRAFTER = NoDrafter()
+BLOCK = 64
 
 
 def prefix(tokens: list[int]) -> Prefix:
@@ -15,7 +16,7 @@ def prefix(tokens: list[int]) -> Prefix:
 
 
 def keep(memory: KVMemory, kept: Prefixes, tokens: list[int]) -> bool:
-    size = memory.cost(len(tokens), 1)
+    size = -(-len(tokens) // BLOCK) * BLOCK
     room = kept.room_for(tokens, size)
     if room:
         kept.put(prefix(tokens), size)
@@ -26,9 +27,8 @@ def text(first: int, length: int) -> list[int]:
     return [first + i for i in range(length)]
 
 
-def test_memory_is_held_in_blocks_up_to_the_bound():
+def test_memory_is_held_up_to_the_bound():
     memory = KVMemory(10 * BLOCK)
-    assert memory.cost(1, 3) == memory.cost(BLOCK, 3) == 3 * BLOCK
     assert memory.hold("a", 4 * BLOCK)
     assert memory.hold("a", 2 * BLOCK), "less than it holds: nothing changes"
     assert memory.used == 4 * BLOCK
@@ -39,12 +39,6 @@ def test_memory_is_held_in_blocks_up_to_the_bound():
     memory.release("b")
     assert memory.hold("a", 10 * BLOCK)
     assert memory.peak == 10 * BLOCK
-
-
-def test_the_block_is_what_memory_is_really_taken_in():
-    assert KVMemory(1 << 20, 16).cost(1, 1) == BLOCK
-    assert KVMemory(1 << 20, 100).cost(1, 1) == 2 * BLOCK
-    assert KVMemory(1 << 20, 512).cost(1, 1) == 512
 
 
 def test_a_bound_of_nothing_is_refused():

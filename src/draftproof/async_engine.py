@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import Condition, Thread
 
 import torch
@@ -44,8 +44,8 @@ class _Mailbox:
         self.rests = False  # set by the thread: the request waits for its reader
 
     def give(self, item: Delta | Completion | Exception) -> None:
-        """In the engine's thread. A loop that has ended reads no more."""
-        if not self.loop.is_closed():
+        """In the engine's thread."""
+        with suppress(RuntimeError):  # a loop that has ended reads no more
             self.loop.call_soon_threadsafe(self.items.put_nowait, item)
 
 
@@ -60,16 +60,20 @@ class Stream:
         self._engine, self._mailbox = engine, mailbox
         self._completion: Completion | None = None
         self._over = False  # nothing more is to come
+        self._broken = False  # its reader was cancelled
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> Delta:
+        if self._broken:
+            raise RequestError("stream: its reader was cancelled while it waited, and the request with it")
         if self._over:
             raise StopAsyncIteration
         try:
             item = await self._mailbox.items.get()
         except asyncio.CancelledError:
+            self._broken = True
             self._stop()
             raise
         if isinstance(item, Delta):
@@ -147,6 +151,7 @@ class AsyncEngine:
         A wrong request raises when the stream is first read; DrainingError is raised here, once it drains.
         """
         mailbox = _Mailbox(asyncio.get_running_loop())
+        prompt = prompt if isinstance(prompt, str) else tuple(prompt)  # read later, and the caller's list may change
 
         def add(engine: Engine) -> None:
             try:
@@ -215,7 +220,8 @@ class AsyncEngine:
 
     def _cancel(self, mailbox: _Mailbox) -> None:
         def cancel(engine: Engine) -> None:
-            if self._replies.pop(mailbox.name, None) is not None:
+            if self._is_under_way(mailbox):
+                del self._replies[mailbox.name]
                 engine.cancel(mailbox.name)
 
         self._tell(cancel)
@@ -246,8 +252,8 @@ class AsyncEngine:
         """Tell all who still read or have just asked; leave nothing in the engine."""
         with self._wake:
             self._draining = self._ended = True
-        for what in self._inbox:
-            what(engine)
+        while self._inbox:
+            self._inbox.popleft()(engine)
         for name, (_, mailbox) in self._replies.items():
             mailbox.give(self._problem())
             engine.cancel(name)
@@ -264,8 +270,9 @@ class AsyncEngine:
         with self._wake:
             while not (self._inbox or engine.busy or self._closed or (self._draining and not self._replies)):
                 self._wake.wait()
-            inbox = list(self._inbox)
-            self._inbox.clear()
+            inbox = []
+            while self._inbox:  # one by one: a stream that is dropped meanwhile may put something in
+                inbox.append(self._inbox.popleft())
         for what in inbox:
             what(engine)
         return not self._closed and (bool(self._replies) or not self._draining or bool(self._inbox))
@@ -290,7 +297,11 @@ class AsyncEngine:
             if mailbox.given - mailbox.read <= self._max_ahead // 2:  # read meanwhile
                 self._let_rest(engine, mailbox, False)
 
-    @staticmethod
-    def _let_rest(engine: Engine, mailbox: _Mailbox, rests: bool) -> None:
-        mailbox.rests = rests
-        engine.hold(mailbox.name, rests)
+    def _let_rest(self, engine: Engine, mailbox: _Mailbox, rests: bool) -> None:
+        if self._is_under_way(mailbox):
+            mailbox.rests = rests
+            engine.hold(mailbox.name, rests)
+
+    def _is_under_way(self, mailbox: _Mailbox) -> bool:
+        """It, and not a later request of the same name."""
+        return mailbox.name in self._replies and self._replies[mailbox.name][1] is mailbox

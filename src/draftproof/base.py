@@ -226,9 +226,8 @@ Judge = Callable[[Sequence[Round]], "list[Verdict | Exception]"]
 class Keeper(Protocol):
     """Whoever keeps a cache for a request: targets, and drafters that run a model. What the engine asks of both."""
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Memory of one cached token."""
+    def kv_cost(self, tokens: int) -> int:
+        """Bytes that a session of so many cached tokens takes at most."""
         ...
 
     def close(self, session: Session) -> None:

@@ -122,8 +122,15 @@ class Engine:
         if seat is not None:
             seat.held = held
 
+    def abandon(self) -> None:
+        """End every request where it stands, between rounds; what they computed may be kept."""
+        self._events.clear()
+        for seat in list(self._seats):
+            self._seats.leave(seat, keep=True)
+
     def clear(self) -> None:
         """Forget every request and every kept text."""
+        self._events.clear()
         self._seats.clear()
 
     def waits(self, name: str) -> bool:
@@ -145,7 +152,14 @@ class Engine:
         return len(self._seats.waiting)
 
     def step(self) -> list[Event]:
-        """A round for everybody who is there: what happened, in order of arrival."""
+        """A round for everybody who is there: what happened, in order of arrival. An interrupt in it ends them all."""
+        try:
+            return self._step()
+        except BaseException:
+            self.clear()
+            raise
+
+    def _step(self) -> list[Event]:
         laps = Laps(self._clock)
         self._admit()
         turns = self._turns()

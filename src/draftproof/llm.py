@@ -90,8 +90,7 @@ class LLM:
         warm(notify)
         self.loaded = self._load(model)
         self._provide(self.loaded)
-        memory = KVMemory(self._kv_limit, self.loaded.target.kv_block)
-        self.engine = Engine(self.loaded.target, memory, config, judge=judge)
+        self.engine = Engine(self.loaded.target, KVMemory(self._kv_limit), config, judge=judge)
         self.busy = Lock()  # the engine is for one caller at a time
         self._numbers = count()
         self._speculate(speculation)
@@ -109,7 +108,6 @@ class LLM:
             self._draft_model = self._load(speculation.model)
             _require_same_vocabulary(self.loaded, self._draft_model)
             self._provide(self._draft_model)
-            self.engine.memory.count_in(self._draft_model.target.kv_block)
         self._drafter = self._make_drafter()
 
     def speculating(self, config: Mapping[str, Any]) -> LLM:
@@ -179,7 +177,7 @@ class LLM:
         seed = secrets.randbits(32) if params.seed is None else params.seed
         limit = min(params.max_tokens, room)
         request = Request(
-            str(next(self._numbers)) if name is None else name,
+            f"#{next(self._numbers)}" if name is None else name,
             ids,
             self._output(ids, params, limit),
             self._drafter,
@@ -254,50 +252,38 @@ class LLM:
         request = reply.request
         with self.running() as engine:
             engine.add(request)
-            try:
-                while request.output.finish_reason is None:
-                    for event in engine.step():
-                        if event.step is None:
-                            raise event.error or RuntimeError("engine: a request ended without a reason")
-                        yield reply.add(event.step)
-            except GeneratorExit:
-                engine.cancel(request.name)
-                raise
+            while request.output.finish_reason is None:
+                for event in engine.step():
+                    if event.step is None:
+                        raise event.error or RuntimeError("engine: a request ended without a reason")
+                    yield reply.add(event.step)
 
     def answer(self, replies: Sequence[Reply]) -> Iterator[tuple[Reply, Completion]]:
         """Run requests together; each comes when it has ended. Those under way are cancelled if the caller stops."""
         with self.running() as engine:
             by_request = {id(reply.request): reply for reply in replies}
-            try:
-                for reply in replies:
-                    try:
-                        engine.add(reply.request)
-                    except ValueError as error:
-                        yield reply, reply.completion(error)
-                while engine.busy:
-                    for event in engine.step():
-                        reply = by_request[id(event.request)]
-                        if event.step is not None:
-                            reply.add(event.step)
-                        if event.ended:
-                            yield reply, reply.completion(event.error)
-            except GeneratorExit:
-                for reply in replies:
-                    engine.cancel(reply.request.name)
-                raise
+            for reply in replies:
+                try:
+                    engine.add(reply.request)
+                except ValueError as error:
+                    yield reply, reply.completion(error)
+            while engine.busy:
+                for event in engine.step():
+                    reply = by_request[id(event.request)]
+                    if event.step is not None:
+                        reply.add(event.step)
+                    if event.ended:
+                        yield reply, reply.completion(event.error)
 
     @contextmanager
     def running(self) -> Generator[Engine]:
-        """The engine, for one caller at a time. Whatever interrupts a round leaves it empty."""
+        """The engine, for one caller at a time, who leaves no request in it."""
         if not self.busy.acquire(blocking=False):
             raise RuntimeError("engine: it runs other requests; give them to one AsyncEngine, or wait for them to end")
         try:
             yield self.engine
-        except BaseException as error:
-            if not isinstance(error, GeneratorExit | ValueError):  # those come between rounds
-                self.engine.clear()
-            raise
         finally:
+            self.engine.abandon()
             self.busy.release()
 
     def _make_drafter(self) -> Drafter:

@@ -1,6 +1,6 @@
 """The engine's memory for keys and values: a bound in bytes, who holds how much of it, and beginnings that are kept.
 
-What is held is counted in whole blocks, before it is written, so the bound is never passed. Finished texts stay for
+What is held is counted before it is written, so the bound is never passed. Finished texts stay for
 requests that begin alike, and are the first to go when somebody needs the room.
 """
 
@@ -11,34 +11,19 @@ from dataclasses import dataclass
 
 from .base import Drafter, Session
 
-BLOCK = 64
-"""Tokens that are counted together, at least."""
-
 WORTHWHILE = 16
 """Tokens of a common beginning below which taking it over costs more than computing it."""
 
 
 class KVMemory:
-    """A bound of `limit` bytes. block: tokens whose memory is taken together."""
+    """A bound of `limit` bytes."""
 
-    def __init__(self, limit: int, block: int = BLOCK) -> None:
+    def __init__(self, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"kv_cache_memory_bytes: {limit} is not allowed; it must be >= 1")
-        self.limit, self.block = limit, 0
-        self.count_in(block)
+        self.limit = limit
         self.used = self.peak = 0
         self._held: dict[Hashable, int] = {}
-
-    def cost(self, tokens: int, bytes_per_token: int) -> int:
-        """
-        >>> KVMemory(1 << 30).cost(65, 10)
-        1280
-        """
-        return -(-tokens // self.block) * self.block * bytes_per_token
-
-    def count_in(self, block: int) -> None:
-        """In blocks of at least so many tokens from now on."""
-        self.block = max(self.block, -(-max(block, BLOCK) // BLOCK) * BLOCK)
 
     def hold(self, who: Hashable, size: int) -> bool:
         """Let `who` hold `size` bytes, or as much as before if that is more; False, and nothing changed, if they do not

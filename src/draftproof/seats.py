@@ -112,15 +112,16 @@ class Seats:
         insort(self.waiting, seat)
 
     def admit(self) -> Iterator[Seat]:
-        """Those who may run from now on; whoever gets one opens it. Those who rest take no one's place."""
-        while sum(not seat.held for seat in self.running) < self._most:
-            seat = next((seat for seat in self.waiting if not seat.held), None)
-            if seat is None:
-                return
+        """Those who may run from now on; whoever gets one opens it. Those who rest make way, and wait again."""
+        while (seat := next((seat for seat in self.waiting if not seat.held), None)) is not None:
             if self._reuses:
                 self._prefixes.find(seat.history)  # what it will begin with is not what goes to make room for it
-            if not self._hold(seat, len(seat.history) + 1):
-                return
+            while len(self.running) >= self._most or not self._hold(seat, len(seat.history) + 1):
+                resting = [other for other in self.running if other.held]
+                if not resting:
+                    return
+                self._keep(resting[-1])
+                self._send_back(resting[-1])
             self.waiting.remove(seat)
             insort(self.running, seat)
             yield seat
@@ -142,9 +143,7 @@ class Seats:
             if len(self.running) == 1:
                 raise ValueError(f"draft: it leads to {tokens} tokens, for which the KV memory is too small")
             victim = max(self.running, key=lambda other: (other.held, other.order))
-            self._put_down(victim)
-            insort(self.waiting, victim)
-            self._counts.preempted += 1
+            self._send_back(victim)
             if victim is seat:
                 return False
         return True
@@ -155,13 +154,8 @@ class Seats:
         if seat in self.waiting:
             self.waiting.remove(seat)
             return
-        if keep and self._reuses and seat.runs:
-            cached = self._target.cached(seat.session)
-            tokens, size = seat.history[:cached], self.cost(seat.request, cached)
-            if self._prefixes.room_for(tokens, size):
-                keeper = keeper_of(seat.drafter)
-                guide = None if keeper is None else keeper.keep(seat.guide)
-                self._prefixes.put(Prefix(tokens, self._target.keep(seat.session), seat.drafter, guide), size)
+        if keep:
+            self._keep(seat)
         self._put_down(seat)
 
     def clear(self) -> None:
@@ -197,8 +191,7 @@ class Seats:
     def cost(self, request: Request, tokens: int) -> int:
         """Bytes, the draft model's cache included."""
         keeper = keeper_of(request.drafter)
-        drafts = 0 if keeper is None else keeper.kv_bytes_per_token
-        return self._memory.cost(tokens, self._target.kv_bytes_per_token + drafts)
+        return self._target.kv_cost(tokens) + (0 if keeper is None else keeper.kv_cost(tokens))
 
     def _hold(self, seat: Seat, tokens: int) -> bool:
         size = self.cost(seat.request, tokens)
@@ -206,6 +199,22 @@ class Seats:
             if not self._prefixes.evict():
                 return False
         return True
+
+    def _keep(self, seat: Seat) -> None:
+        """A copy of what it computed, for itself or others, if there is room."""
+        if not (self._reuses and seat.runs):
+            return
+        cached = self._target.cached(seat.session)
+        tokens, size = seat.history[:cached], self.cost(seat.request, cached)
+        if self._prefixes.room_for(tokens, size):
+            keeper = keeper_of(seat.drafter)
+            guide = None if keeper is None else keeper.keep(seat.guide)
+            self._prefixes.put(Prefix(tokens, self._target.keep(seat.session), seat.drafter, guide), size)
+
+    def _send_back(self, seat: Seat) -> None:
+        self._put_down(seat)
+        insort(self.waiting, seat)
+        self._counts.preempted += 1
 
     def _put_down(self, seat: Seat) -> None:
         """Free what it holds."""

@@ -17,7 +17,9 @@ class Stats:
 
     rounds: target passes after the prompt. drafts: rounds in which something was drafted. drafted, accepted: tokens.
     bonus: rounds that accepted their whole draft and added a token. emitted: tokens of the text.
-    seconds: load is the model's, total the request's from prompt to end, without load.
+    seconds: load is the model's, total the request's from prompt to end, without load. Under the engine a round's are
+    those of all who shared it, and prefill is what went by before the request's first round: a prompt that fits into
+    that round is read in its forward.
     """
 
     rounds: int = 0

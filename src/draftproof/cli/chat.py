@@ -76,7 +76,7 @@ def chat(
 ) -> int:
     """Talk with a model: a line is a message, and the answer streams. What was said before is not computed again.
 
-    Ctrl-C stops an answer; /reset forgets the conversation; /exit or the end of the input ends it.
+    Ctrl-C stops an answer; /reset forgets the conversation; /exit or the end of the input ends it; /help lists these.
 
     Example: **draftproof chat --temperature 0.7 --seed 1**
     """

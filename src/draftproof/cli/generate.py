@@ -72,7 +72,10 @@ def generate(
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
-    seed: Annotated[int | None, _Option(help="Same seed, same text. Default: drawn and reported.")] = None,
+    seed: Annotated[
+        int | None,
+        _Option(help="Same seed, same text, for each prompt as alone. Default: drawn for each, and reported."),
+    ] = None,
     stop: Annotated[list[str] | None, _Option(help="End the text before this string. Repeatable.")] = None,
     max_tokens: MaxTokens = 256,
     exact: Exact = "bits",
@@ -104,7 +107,7 @@ def generate(
 
     Example: **draftproof generate "Write a Python class for a stack." --max-tokens 128**
 
-    Example: **draftproof generate --prompts questions.txt --output answers.jsonl --seed 7**
+    Example: **draftproof generate --prompts questions.txt --output answers.jsonl**
     """
     _one_or_many(prompt, prompts, output, as_json, trace)
     speculation = speculative_config(draft, no_speculation, num_speculative_tokens, verify, allow_lossy)
@@ -138,7 +141,11 @@ def generate(
     reply = llm.reply(llm.encode(text or "", system=system, raw=raw), params(llm, sampling))
     remarks(llm)
     with aside(trace) as file:
-        _show(llm.stream(reply), file, show=not as_json)
+        try:
+            _show(llm.stream(reply), file, show=not as_json)
+        except KeyboardInterrupt:
+            print(f"{summary(reply.stats, reply.seed)}, stopped", file=sys.stderr)
+            raise
     if as_json:
         print(json.dumps(reply.completion().as_dict(), ensure_ascii=False))
     else:

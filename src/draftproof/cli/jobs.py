@@ -180,6 +180,8 @@ class Tally:
 def perform(job: Job, llm: LLM) -> int:
     """Answer what is not answered yet. Exit status: 1 if a prompt failed, 130 and 143 if a signal stopped it."""
     require_same(job, llm)
+    if len(job.found) == len(job.items):
+        note(f"all {len(job.items)} prompts were answered before; nothing is left to do")
     tally, bar = Tally(), _Bar(job)
     sink = _Screen(job) if job.output is None else _Files(job, job.output)
 

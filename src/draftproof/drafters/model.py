@@ -100,9 +100,8 @@ class ModelDrafter:
         row = context.law(logits[: context.vocab_size], history)
         return row if len(row) == context.vocab_size else fit(np.asarray(row), context.vocab_size)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return self._model.kv_bytes_per_token
+    def kv_cost(self, tokens: int) -> int:
+        return self._model.kv_cost(tokens)
 
     def close(self, session: _Guide) -> None:
         self._model.close(session.model)

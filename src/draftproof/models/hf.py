@@ -33,6 +33,9 @@ from .support import NoCache, context_of, try_out
 
 ATTENTION = "draftproof"
 
+_BLOCK = 64
+_SOLO = 16  # rows of the arena beyond those asked for: requests that somebody runs beside the engine
+
 
 @dataclass(slots=True)
 class HFSession:
@@ -133,19 +136,20 @@ class HFTarget:
         """Expect so many sessions at once, of up to `tokens` tokens each: they will share their calls of attention, and
         take memory as they grow and not when they are opened."""
         longest = min(tokens, self.max_context)
-        self._arena = arena(sessions, longest, self._shapes, self.model.dtype, self.model.device)
+        self._arena = arena(sessions + _SOLO, longest, self._shapes, self.model.dtype, self.model.device)
         self._in_blocks = True
 
     @property
     def kv_bytes_per_token(self) -> int:
         return sum(heads * (key + value) for heads, key, value in self._shapes) * self.model.dtype.itemsize
 
-    @property
-    def kv_block(self) -> int:
-        """Tokens whose memory is taken together: pages, or a step of the buffers."""
-        if self._arena is None:
-            return self.plan.kv_step
-        return max(PAGE // (min(sizes) * self.model.dtype.itemsize) for _, *sizes in self._shapes)
+    def kv_cost(self, tokens: int) -> int:
+        """In pages of the arena, or steps of a buffer; in blocks of at least 64 tokens, to be counted seldom."""
+        taken = self.plan.kv_step
+        if self._arena is not None:
+            taken = max(PAGE // (min(sizes) * self.model.dtype.itemsize) for _, *sizes in self._shapes)
+        block = -(-max(taken, _BLOCK) // _BLOCK) * _BLOCK
+        return -(-tokens // block) * block * self.kv_bytes_per_token
 
     def open(self, capacity: int) -> HFSession:
         return HFSession(KVCache(capacity, self.plan.kv_step, self._arena, grows=self._in_blocks))

@@ -26,7 +26,6 @@ class TableTarget:
 
     def __init__(self, row: Callable[[Sequence[int]], Row], vocab_size: int, max_context: int = 1 << 20) -> None:
         self._row, self.vocab_size, self.max_context = row, vocab_size, max_context
-        self.kv_bytes_per_token = 1
 
     def open(self, capacity: int) -> TableSession:
         return TableSession()
@@ -65,6 +64,10 @@ class TableTarget:
 
     def truncate(self, session: TableSession, length: int) -> None:
         del session.tokens[length:]
+
+    def kv_cost(self, tokens: int) -> int:
+        """One byte a token, in blocks of 64."""
+        return -(-tokens // 64) * 64
 
     def close(self, session: TableSession) -> None:
         session.tokens.clear()
