@@ -27,7 +27,7 @@ from draftproof.sampling import SamplingParams, law_of
 from draftproof.seats import Request
 from tests.folders import make_folder
 from tests.tiny import ARCHITECTURES, Stock, build, tokens_of
-from tests.toys import CHAIN_RULES, chi_square, chi_square_limit, kind_for
+from tests.toys import chi_square, chi_square_limit, kind_for
 
 PADDED = RowPlan(multiple=4, most=64, kv_step=64, exact=True, query_multiple=4)
 TINY = ARCHITECTURES["llama"], {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8}
@@ -153,7 +153,7 @@ def test_T33_seeded_rows_among_others_are_their_solo_runs(llm, name):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("rule", CHAIN_RULES)
+@pytest.mark.parametrize("rule", ["coupled", "token", "block"])  # on chains the others are token and block
 def test_T40_rows_of_other_lengths_depths_and_settings_keep_their_own_law(rule: str):
     """Six prompts a batch: greedy rows are their solo runs; two tokens of each sampled row follow its own law. Seeded;
     a right law fails with probability below 1e-9 for each of the four."""

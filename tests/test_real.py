@@ -75,12 +75,11 @@ def test_the_doctor_finds_no_row_that_depends_on_its_company(plain):
     assert [finding.differ for finding in chains] == [0] * len(chains)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_eight_together_accept_what_each_accepts_alone(plain, temperature):
+def test_eight_together_accept_what_each_accepts_alone(plain):
     skip_unless_exact(plain)
     fast = plain.speculating({"method": "ngram"})
     prompts = [f"{prompt} {number}" for number in ["one", "two", "three", "four"] for prompt in PROMPTS]
-    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=8 + i) for i in range(8)]
+    params = [SamplingParams(temperature=i // 6, seed=i, max_tokens=8 + i) for i in range(8)]
     together = fast.generate(prompts, params)
     for prompt, each, found in zip(prompts, params, together, strict=True):
         solo = fast.start(fast.encode(prompt), each).result()
