@@ -1,7 +1,7 @@
 """The engine's memory for keys and values: a bound in bytes, who holds how much of it, and beginnings that are kept.
 
-What is held is counted before it is written, so the bound is never passed. Finished texts stay for
-requests that begin alike, and are the first to go when somebody needs the room.
+What is held is counted before it is written, so the bound is never passed. Finished texts stay for requests that begin
+alike, and are the first to go when somebody needs the room.
 """
 
 from __future__ import annotations
