@@ -5,11 +5,19 @@ Token ids, text and finish reason are cut at the same index here and nowhere els
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
 
 from .sampling import SamplingParams
+
+Note = Callable[[int, np.ndarray, Callable[[], Any]], Any]
+"""(token, the logits of the row it was drawn from, what makes the row's law) -> what is written down of the token."""
+
+Judged = Callable[[int], tuple[np.ndarray, Callable[[], Any]]]
+"""The row that token i of a verdict was drawn from: its logits, and what makes its law."""
 
 
 @runtime_checkable
@@ -30,7 +38,9 @@ class Output:
     """What one request has said so far. Only `commit` changes it.
 
     limit: most tokens it may emit (max_tokens, or less where the context ends). released: characters of `text` that are
-    safe to show; the rest may yet turn out to be the beginning of a stop string.
+    safe to show; the rest may yet turn out to be the beginning of a stop string. note, prompt_note: what is written
+    down of each token of the answer and of the prompt (but its first), in `noted` and `prompt_noted`. ends_when: a
+    caller's own reason to end, asked after each token with all so far.
     """
 
     params: SamplingParams
@@ -43,6 +53,12 @@ class Output:
     released: int = 0
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: str | int | None = None
+    note: Note | None = None
+    noted: list[Any] = field(default_factory=list)
+    prompt_note: Note | None = None
+    prompt_noted: list[Any] = field(default_factory=list)
+    ends_when: Callable[[Sequence[int]], bool] | None = None
+    searchable: int = 0  # stop strings begin after so many characters: the text of the first min_tokens tokens
 
     def __post_init__(self) -> None:
         if self.limit < 1:
@@ -58,16 +74,19 @@ class Output:
         return self.text[: self.released]
 
 
-def commit(output: Output, tokens: Sequence[int]) -> tuple[int, ...]:
-    """Append `tokens` until one ends the request (end of sequence, then stop string, then length); return those kept.
+def commit(output: Output, tokens: Sequence[int], judged: Judged | None = None) -> tuple[int, ...]:
+    """Append `tokens` until one ends the request (end of sequence, then stop string, then a caller's reason, then
+    length); return those kept. judged: what the notes, if any, are made of.
 
     The ending token is kept among the ids. Text: an end-of-sequence or stop id adds none; a stop string and all that
     follows it is cut away. Of several stop strings completed by one token the earliest in the text wins.
     """
     kept: list[int] = []
-    for token in tokens:
+    for i, token in enumerate(tokens):
         if output.finish_reason is not None:
             break
+        if output.note is not None and judged is not None:
+            output.noted.append(output.note(token, *judged(i)))
         kept.append(token)
         output.token_ids.append(token)
         _commit_one(output, token)
@@ -84,10 +103,12 @@ def _commit_one(output: Output, token: int) -> None:
         searched = len(output.text)
         output.text += output.detokenizer.add(token)
         _cut_at_stop(output, searched)
+    if output.finish_reason is None and output.ends_when is not None and output.ends_when(output.token_ids):
+        output.finish_reason = "stop"
     if output.finish_reason is None and output.remaining == 0:
         output.finish_reason = "length"
     if output.finish_reason is None:
-        output.released = len(output.text) - _withheld(output.text, params.stop)
+        output.released = len(output.text) - _withheld(output.text[output.searchable :], params.stop)
         return
     if output.detokenizer is not None and output.stop_reason not in params.stop:
         searched = len(output.text)
@@ -98,9 +119,12 @@ def _commit_one(output: Output, token: int) -> None:
 
 def _cut_at_stop(output: Output, searched: int) -> None:
     """End at the earliest stop string that reaches beyond the first `searched` characters, if there is one."""
+    if len(output.token_ids) <= output.params.min_tokens:
+        output.searchable = len(output.text)
+        return
     hits = []
     for stop in output.params.stop:
-        at = output.text.find(stop, max(0, searched - len(stop) + 1))
+        at = output.text.find(stop, max(output.searchable, searched - len(stop) + 1))
         if at >= 0:
             hits.append((at, -len(stop), stop))
     if hits:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .base import Context, Draft, Feed, Judge, Load, Plan, Round, Scores, Step, Target, Verdict
 from .commit import commit
-from .loop import Laps, LazyRows
+from .loop import Laps, LazyRows, note_prompt, wanted_of_prompt
 from .memory import KVMemory
 from .sampling import check_integer
 from .seats import Counts, Request, Seat, Seats, keeper_of
@@ -40,6 +40,7 @@ class _Turn:
     seat: Seat
     tokens: tuple[int, ...]  # committed ones whose KV is missing
     plan: Plan | None
+    at: int  # where in the text they begin
     draft: Draft = field(default_factory=lambda: Draft(0))
 
     @property
@@ -49,7 +50,9 @@ class _Turn:
     @property
     def feed(self) -> Feed:
         if self.plan is None:
-            return Feed(self.seat.session, self.tokens, want=())
+            request = self.seat.request
+            want = wanted_of_prompt(request.output, request.prompt, self.at, len(self.tokens))
+            return Feed(self.seat.session, self.tokens, want=want)
         return Feed(self.seat.session, (*self.tokens, *self.draft.tokens), self.draft.parents)
 
 
@@ -166,13 +169,13 @@ class Engine:
         laps("propose")
         scored = self._together(turns, lambda some: self._target.forward([turn.feed for turn in some]))
         laps("forward")
-        whole = [each for each in scored if each[0].plan is not None]
-        verdicts = self._judge([_round(*each) for each in whole])
+        rounds = [(turn, _round(turn, scores)) for turn, scores in scored if turn.plan is not None]
+        verdicts = self._judge([each for _, each in rounds])
         laps("verify")
-        for turn, _ in scored:
+        for turn, scores in scored:
             if turn.plan is None:
-                self._target.commit([turn.seat.session], [()])
-        kept = [self._commit(turn, verdict) for (turn, _), verdict in zip(whole, verdicts, strict=True)]
+                self._read(turn, scores)
+        kept = [self._commit(*each, verdict) for each, verdict in zip(rounds, verdicts, strict=True)]
         laps("commit")
         self._count(scored)
         self._tell([each for each in kept if each is not None], laps.take())
@@ -198,7 +201,7 @@ class Engine:
             if self._seats.missing(seat) > 1:
                 behind.append((seat, plan))
             elif self._grow(seat, len(seat.history) + plan.depth):
-                turns.append(_Turn(seat, (seat.history[-1],), plan))
+                turns.append(_Turn(seat, (seat.history[-1],), plan, len(seat.history) - 1))
         self._propose(turns)
         most = self.config.max_num_batched_tokens
         room = max(most - sum(turn.rows for turn in turns), -(-most // 4))
@@ -219,12 +222,12 @@ class Engine:
         """As much of a text as there is room for; a whole round if that is all of it."""
         self._seats.reuse(seat)
         missing = self._seats.missing(seat)
-        whole = missing + plan.depth <= room
-        count = missing if whole else min(missing - 1, room)
         at = len(seat.history) - missing
+        whole = missing + plan.depth <= room and not seat.request.notes_prompt
+        count = missing if whole else min(missing - 1, room)
         if not self._grow(seat, at + count + (plan.depth if whole else 0)):
             return None
-        return _Turn(seat, tuple(seat.history[at : at + count]), plan if whole else None)
+        return _Turn(seat, tuple(seat.history[at : at + count]), plan if whole else None, at)
 
     def _grow(self, seat: Seat, tokens: int) -> bool:
         return bool(self._guarded(seat, lambda seat: self._seats.grow(seat, tokens)))
@@ -242,13 +245,25 @@ class Engine:
             for turn, draft in self._together(alike, _drafts):
                 turn.draft = draft
 
-    def _commit(self, turn: _Turn, verdict: Verdict | Exception) -> tuple[_Turn, Verdict, tuple[int, ...]] | None:
+    def _read(self, turn: _Turn, scores: Scores) -> None:
+        """What `loop.decode` does with a piece of a prompt."""
+
+        def act(seat: Seat) -> None:
+            self._target.commit([seat.session], [()])
+            note_prompt(seat.request.output, seat.request.prompt, turn.at, scores, seat.request.law)
+
+        self._guarded(turn.seat, act)
+
+    def _commit(
+        self, turn: _Turn, round_: Round, verdict: Verdict | Exception
+    ) -> tuple[_Turn, Verdict, tuple[int, ...]] | None:
         """What `loop.decode` does after its rule."""
 
         def act(seat: Seat) -> tuple[_Turn, Verdict, tuple[int, ...]]:
             if isinstance(verdict, Exception):
                 raise verdict
-            kept = commit(seat.request.output, verdict.tokens)
+            rows: Any = round_.rows
+            kept = commit(seat.request.output, verdict.tokens, rows.along(verdict.path))
             seat.history += kept
             self._target.commit([seat.session], [verdict.path[: len(kept) - 1]])
             seat.drafter.commit([seat.guide], [kept])

@@ -29,12 +29,14 @@ def warp(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
+    typical_p: float = 1.0,
 ) -> Float[np.ndarray, " v"]:
-    """Logits -> the sampling law, in float64. Order as in Hugging Face: temperature, top-k, top-p, min-p.
+    """Logits -> the sampling law, in float64. Order as in Hugging Face: temperature, top-k, top-p, min-p, typical-p.
 
     temperature 0 is greedy: the one-hot law at the argmax, lowest id on ties. top_k 0 is off; ties at the cut go to
     the lowest ids, so exactly top_k tokens stay. top_p keeps the shortest prefix, by falling probability, whose mass
-    reaches top_p. min_p drops tokens below min_p times the largest probability.
+    reaches top_p. min_p drops tokens below min_p times the largest probability. typical_p keeps the tokens whose
+    surprise lies nearest to its mean, up to that mass (Meister et al. 2022, 2202.00666), and those as near as the last.
 
     >>> warp(np.array([1.0, 1.0, 0.0]), temperature=0.0)
     array([1., 0., 0.])
@@ -61,7 +63,26 @@ def warp(
     if min_p > 0:
         row[below < math.log(min_p)] = 0.0
     row /= row.sum()
+    if typical_p < 1:
+        row[_surprise_off_mean(row) > _typical_reach(row, typical_p)] = 0.0
+        row /= row.sum()
     return row
+
+
+def _surprise_off_mean(row: np.ndarray) -> np.ndarray:
+    """|−log p − H(p)|; infinite for tokens without mass."""
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(row)
+    mean = float(row[row > 0] @ surprise[row > 0])
+    return np.abs(surprise - mean)
+
+
+def _typical_reach(row: np.ndarray, mass: float) -> float:
+    """How far off the mean the tokens that make up `mass` are, the nearest first."""
+    off = _surprise_off_mean(row)
+    order = np.argsort(off, kind="stable")
+    last = int(np.sum(np.cumsum(row[order]) < mass))
+    return float(off[order[min(last, int(np.count_nonzero(row)) - 1)]])
 
 
 def _keep_only(row: np.ndarray, ids: np.ndarray) -> None:

@@ -6,14 +6,18 @@ The exact proofs run over this very function, and every faster form must agree w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from .base import Chance, Context, Controller, Draft, Drafter, Feed, Law, LazyRow, Load, Row, Rule, Scores, Step, Target
-from .commit import Output, commit
+from .commit import Judged, Output, commit
 from .trees import path_to
+
+PIECE = 256
+"""Tokens of a prompt that are read at once."""
 
 
 def decode(
@@ -34,8 +38,11 @@ def decode(
     capacity = len(prompt) + output.limit
     session = target.open(capacity)
     guide = drafter.open(Context(law, target.vocab_size, capacity))
-    target.forward([Feed(session, tuple(prompt[:-1]), want=())])  # the last prompt token is the first pending one
-    target.commit([session], [()])
+    for at in range(0, len(prompt) - 1, PIECE):  # the last prompt token is the first pending one
+        piece = prompt[at : min(at + PIECE, len(prompt) - 1)]
+        [scores] = target.forward([Feed(session, tuple(piece), want=wanted_of_prompt(output, prompt, at, len(piece)))])
+        target.commit([session], [()])
+        note_prompt(output, prompt, at, scores, law)
     drafter.commit([guide], [prompt])
     state = controller.init()
     lap("prefill")
@@ -45,9 +52,10 @@ def decode(
         lap("propose")
         [scores] = target.forward([Feed(session, (history[-1], *draft.tokens), draft.parents)])
         lap("forward")
-        verdict = rule(draft, LazyRows(draft, scores, law, history), chance)
+        rows = LazyRows(draft, scores, law, history)
+        verdict = rule(draft, rows, chance)
         lap("verify")
-        kept = commit(output, verdict.tokens)
+        kept = commit(output, verdict.tokens, rows.along(verdict.path))
         history += kept
         target.commit([session], [verdict.path[: len(kept) - 1]])  # the last token kept is the next pending one
         drafter.commit([guide], [kept])
@@ -56,6 +64,21 @@ def decode(
         state = controller.update(state, step)
         yield step
         lap.skip()
+
+
+def wanted_of_prompt(output: Output, prompt: Sequence[int], at: int, count: int) -> tuple[int, ...]:
+    """Which of `count` rows from `at` on a request's notes of its prompt need."""
+    if output.prompt_note is None:
+        return ()
+    return tuple(range(max(len(output.prompt_noted) - at, 0), min(count, len(prompt) - 1 - at)))
+
+
+def note_prompt(output: Output, prompt: Sequence[int], at: int, scores: Scores, law: Law) -> None:
+    """Write down what is asked for of the tokens that follow the scored rows of a piece from `at` on."""
+    note, first = output.prompt_note, max(at, len(output.prompt_noted))
+    for i, logits in enumerate(scores.logits if note is not None else (), first + 1):
+        assert note is not None
+        output.prompt_noted.append(note(prompt[i], logits, partial(law, logits, list(prompt[:i]))))
 
 
 class LazyRows(Sequence[Any]):
@@ -78,6 +101,11 @@ class LazyRows(Sequence[Any]):
             path = [self._draft.tokens[node] for node in path_to(self._draft.parents, index - 1)]
             self._known[index] = self._law(self._scores.logits[index], [*self._history, *path])
         return self._known[index]
+
+    def along(self, path: Sequence[int]) -> Judged:
+        """The rows that the tokens of a verdict were drawn from: the one after each node of the path, and the first."""
+        index = [0, *(node + 1 for node in path)]
+        return lambda i: (self._scores.logits[index[i]], lambda: self[index[i]])
 
 
 class Laps:

@@ -34,6 +34,12 @@ class Request:
         """Tokens it may grow to."""
         return len(self.prompt) + self.output.limit
 
+    @property
+    def notes_prompt(self) -> bool:
+        """Whether rows of its prompt have yet to be seen: it cannot begin with what others computed."""
+        output = self.output
+        return output.prompt_note is not None and len(output.prompt_noted) < len(self.prompt) - 1
+
 
 @dataclass(slots=True)
 class Counts:
@@ -171,6 +177,8 @@ class Seats:
     def reuse(self, seat: Seat) -> None:
         """Let a seat that has nothing cached begin with what a kept text or another seat has computed."""
         if not self._reuses or len(seat.history) <= WORTHWHILE or self._target.cached(seat.session):
+            return
+        if seat.request.notes_prompt:
             return
         donor: Prefix | Seat | None = None
         donor, length = self._prefixes.find(seat.history) or (None, 0)

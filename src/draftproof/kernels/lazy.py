@@ -18,13 +18,13 @@ from ..base import Chance, Draft, Key, Law, Round, Row, Rule, Verdict
 from ..chance import PhiloxChance
 from ..rules import rule_named
 from ..rules.needs import why_not
-from ..sampling import SamplingParams, law_of
+from ..sampling import Adjust, SamplingParams, adjusting, law_of, warped
 from . import KERNELS, Batch, Part, decide, draw, seed_words, settings_of
 
 
 @dataclass(slots=True)
 class RawLaw:
-    """The law of one row of logits [v] (float32) after `history`."""
+    """The law of one row of adjusted logits [v] (float32) after `history`."""
 
     logits: np.ndarray
     history: Sequence[int]
@@ -45,7 +45,7 @@ class RawLaw:
     def dense(self) -> np.ndarray:
         """The probabilities. A ValueError that names the position if the row holds no law."""
         if self._dense is None:
-            self._dense = np.asarray(law_of(self.params)(self.logits, self.history))
+            self._dense = warped(self.logits, self.history, self.params)
         return self._dense
 
     def pick(self, seed: int, sample: int, key: Key, k: int) -> tuple[int, ...]:
@@ -62,9 +62,21 @@ class RawLaw:
         return tuple(ids)
 
 
-def raw_law_of(params: SamplingParams) -> Law:
-    """`sampling.law_of`, not computed until somebody asks."""
-    return partial(RawLaw, params=params, settings=settings_of(params))
+def raw_law_of(params: SamplingParams, adjust: Adjust | None = None) -> Law:
+    """`sampling.law_of`, not computed until somebody asks, if a kernel knows how."""
+    if not _kernels_know(params):
+        return law_of(params, adjust)
+    adjusted, settings = adjusting(params, adjust), settings_of(params)
+
+    def law(logits: np.ndarray, history: Sequence[int]) -> RawLaw:
+        return RawLaw(adjusted(logits, history), history, params, settings)
+
+    return law
+
+
+def _kernels_know(params: SamplingParams) -> bool:
+    """Typical decoding looks at the whole row again: the law itself has to be made."""
+    return params.typical_p == 1
 
 
 class KernelChance:
@@ -104,14 +116,21 @@ class Fused:
 def fused(name: str, params: SamplingParams, *, allow_lossy: bool = False) -> Rule:
     """The rule of that name under `params`, by its kernel if it has one; it takes raw laws either way."""
     rule = partial(_on_rows, rule_named(name, allow_lossy=allow_lossy))
-    return Fused(name, rule, params) if name in KERNELS else rule
+    return Fused(name, rule, params) if name in KERNELS and _kernels_know(params) else rule
 
 
 def judge(rounds: Sequence[Round]) -> list[Verdict | Exception]:
     """Every round by its own rule; those of one kernel together."""
     found: list[Verdict | Exception | None] = [None] * len(rounds)
     for name in KERNELS:
-        parts = {i: part for i, each in enumerate(rounds) if (part := _part(name, each)) is not None}
+        parts = {}
+        for i, each in enumerate(rounds):
+            try:
+                part = _part(name, each)
+            except Exception:  # of a request's own processors, perhaps at a row that its rule will never look at
+                continue
+            if part is not None:
+                parts[i] = part
         for i, verdict in zip(parts, _verdicts(name, list(parts.values())), strict=True):
             found[i] = verdict
     return [_by_rule(each) if verdict is None else verdict for each, verdict in zip(rounds, found, strict=True)]
@@ -128,7 +147,8 @@ def _part(name: str, each: Round) -> Part | None:
     if q_logits is None and name != "coupled" and draft.rows:
         return None
     rows: Any = each.rows
-    return Part(draft, rows.logits, rule.params, chance.inner.seed, chance.inner.sample, q_logits)
+    logits = np.stack([row.logits for row in rows]) if rule.params.adjusts else rows.logits
+    return Part(draft, logits, rule.params, chance.inner.seed, chance.inner.sample, q_logits)
 
 
 def _by_rule(each: Round) -> Verdict | Exception:
