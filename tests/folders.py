@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from draftproof.inputs import Prompt
+from draftproof.llm import LLM
+from draftproof.replies import Completion
+from draftproof.sampling import SamplingParams
 
 EOS = "<eos>"
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[a]"
@@ -45,3 +51,15 @@ def make_folder(
     byte_tokenizer(reverse=reverse).save_pretrained(path)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 256} | (generation or {})))
     return path
+
+
+def said(llm: LLM, prompt: Prompt, params: SamplingParams | None = None) -> Completion:
+    """The one answer to one prompt."""
+    [output] = llm.generate(prompt, params)
+    [answer] = output.outputs
+    return answer
+
+
+def answers(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]) -> list[Completion]:
+    """One to each of several."""
+    return [answer for output in llm.generate(prompts, params) for answer in output.outputs]

@@ -13,7 +13,7 @@ import pytest
 from draftproof.async_engine import AsyncEngine, DrainingError, RequestError
 from draftproof.llm import LLM
 from draftproof.sampling import SamplingParams
-from tests.folders import make_folder
+from tests.folders import make_folder, said
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_an_engine_that_breaks_tells_its_readers(llm, monkeypatch):
 
     asyncio.run(main())
     monkeypatch.undo()
-    assert llm.generate("abcabc", sampled(1)).token_ids == llm.start("abcabc", sampled(1)).result().token_ids
+    assert said(llm, "abcabc", sampled(1)).token_ids == llm.start("abcabc", sampled(1)).result().token_ids
 
 
 def test_readers_who_never_come_do_not_stop_the_others(llm, tmp_path):
@@ -263,7 +263,7 @@ def test_a_generator_that_is_left_leaves_nothing_in_the_engine(llm):
     next(answers)
     answers.close()
     assert not llm.engine.busy
-    assert llm.generate("abc", sampled(1)).token_ids == llm.start("abc", sampled(1)).result().token_ids
+    assert said(llm, "abc", sampled(1)).token_ids == llm.start("abc", sampled(1)).result().token_ids
 
 
 def test_an_llm_in_use_is_refused(llm):
@@ -275,7 +275,7 @@ def test_an_llm_in_use_is_refused(llm):
                 AsyncEngine(llm)
 
     asyncio.run(main())
-    assert llm.generate("abc", replace(sampled(1), max_tokens=3)).text
+    assert said(llm, "abc", replace(sampled(1), max_tokens=3)).text
 
 
 def test_how_far_ahead_must_be_a_number(llm):

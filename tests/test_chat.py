@@ -49,7 +49,7 @@ def answers(llm, *texts, seed=3, max_tokens=12, messages=()):
     params = SamplingParams(max_tokens=max_tokens)
     for turn, text in enumerate(texts):
         messages.append({"role": "user", "content": text})
-        done = llm.start(llm.encode_chat(messages), replace(params, seed=seed + turn)).result()
+        done = llm.start(list(messages), replace(params, seed=seed + turn)).result()
         messages.append({"role": "assistant", "content": done.text})
         said.append(done.text)
     return said

@@ -13,7 +13,7 @@ from tests.folders import make_folder
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return str(
-        make_folder(tmp_path_factory.mktemp("model"), generation={"temperature": 0.5, "repetition_penalty": 1.2})
+        make_folder(tmp_path_factory.mktemp("model"), generation={"temperature": 0.5, "no_repeat_ngram_size": 5})
     )
 
 
@@ -29,8 +29,8 @@ def test_json_is_one_object_with_the_effective_configuration(folder, capsys):
     assert len(answer["token_ids"]) == answer["stats"]["emitted"] <= 20
     assert answer["config"]["sampling"]["temperature"] == 0.5
     assert answer["config"]["speculation"]["num_speculative_tokens"] == 5
-    assert answer["config"]["not_applied"] == {"repetition_penalty": 1.2}
-    assert "repetition_penalty 1.2, which is not applied" in err
+    assert answer["config"]["not_applied"] == {"no_repeat_ngram_size": 5}
+    assert "no_repeat_ngram_size 5, which is not applied" in err
     assert set(answer["stats"]["seconds"]) == {"load", "prefill", "propose", "forward", "verify", "commit", "total"}
 
 

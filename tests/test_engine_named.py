@@ -25,7 +25,7 @@ from draftproof.models.table import TableTarget, hashed_logits
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
 from draftproof.seats import Request
-from tests.folders import make_folder
+from tests.folders import answers, make_folder, said
 from tests.tiny import ARCHITECTURES, Stock, build, tokens_of
 from tests.toys import chi_square, chi_square_limit, kind_for
 
@@ -119,14 +119,14 @@ def test_T25_the_same_request_twice_with_prefix_reuse(llm, name):
         pytest.skip("on this machine a row's bits depend on the rows beside it")
     runner.engine.clear()
     for params in (SamplingParams(temperature=0.0, max_tokens=30), SamplingParams(seed=4, max_tokens=30)):
-        known = rounds(runner.start(runner.encode(prompt), params).result())
+        known = rounds(runner.start(prompt, params).result())
         runner.engine.clear()
         before = runner.engine.counts.reused
-        assert rounds(runner.generate(prompt, params)) == known
+        assert rounds(said(runner, prompt, params)) == known
         assert runner.engine.counts.reused == before
-        assert rounds(runner.generate(prompt, params)) == known
-        assert runner.engine.counts.reused >= before + len(runner.encode(prompt)) - 1
-        assert rounds(runner.generate(prompt, params)) == known
+        assert rounds(said(runner, prompt, params)) == known
+        assert runner.engine.counts.reused >= before + len(runner.encode(prompt, raw=True)) - 1
+        assert rounds(said(runner, prompt, params)) == known
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -141,14 +141,14 @@ def test_T33_seeded_rows_among_others_are_their_solo_runs(llm, name):
         for i in range(8)
     ]
     prompts = ["seed", "of", "a", "row", "seed", "of", "a", "row"]
-    done = runner.generate(prompts, params)
+    done = answers(runner, prompts, params)
     for prompt, each, found in zip(prompts, params, done, strict=True):
-        solo = runner.start(runner.encode(prompt), replace(each, seed=found.seed)).result()
+        solo = runner.start(prompt, replace(each, seed=found.seed)).result()
         assert rounds(found) == rounds(solo)
         assert each.seed in (None, found.seed)
-    one, two = runner.generate(["x"] * 2, [SamplingParams(seed=seed, max_tokens=30) for seed in (1, 2)])
+    one, two = answers(runner, ["x"] * 2, [SamplingParams(seed=seed, max_tokens=30) for seed in (1, 2)])
     assert one.token_ids != two.token_ids
-    one, two = runner.generate(["x"] * 2, [SamplingParams(temperature=0, seed=seed, max_tokens=30) for seed in (1, 2)])
+    one, two = answers(runner, ["x"] * 2, [SamplingParams(temperature=0, seed=seed, max_tokens=30) for seed in (1, 2)])
     assert one.token_ids == two.token_ids
 
 
@@ -210,12 +210,12 @@ def test_numbers_that_are_none_in_the_rows_of_one_request_end_it_alone(tmp_path)
         llm.loaded.target.model.get_input_embeddings().weight[bad] = float("nan")
     prompts = ["one of them", "another", "a ~ poisoned one", "the last"]
     params = [SamplingParams(seed=i, max_tokens=15) for i in range(4)]
-    done = llm.generate(prompts, params)
+    done = answers(llm, prompts, params)
     assert [found.finish_reason for found in done] == ["length", "length", "error", "length"]
     assert done[2].error.startswith("request #2: position ")
     assert "largest entry is nan" in done[2].error
     for i in (0, 1, 3):
-        assert rounds(done[i]) == rounds(llm.start(llm.encode(prompts[i]), params[i]).result())
+        assert rounds(done[i]) == rounds(llm.start(prompts[i], params[i]).result())
     with pytest.raises(ValueError, match=r"^position .* largest entry is nan"):
         llm.generate("a ~ poisoned one", params[0])
     assert llm.engine.running == 0

@@ -4,7 +4,7 @@ import pytest
 
 from draftproof.llm import LLM, default_params, not_applied
 from draftproof.sampling import SamplingParams
-from tests.folders import make_folder
+from tests.folders import make_folder, said
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_the_same_seed_gives_the_same_ids_with_every_drafter(plain, folder, othe
     models = {"ngram": {}, "draft_model": {"model": str(other)}, "self": {"model": str(folder)}}
     config = {"method": "ngram" if method == "ngram" else "draft_model", "num_speculative_tokens": depth}
     fast = plain.speculating(config | models[method])
-    got, expected = fast.generate("abcabcabcabc", params), plain.generate("abcabcabcabc", params)
+    got, expected = said(fast, "abcabcabcabc", params), said(plain, "abcabcabcabc", params)
     assert got.token_ids == expected.token_ids
     assert got.text == expected.text
     assert got.stats.drafted > 0
@@ -46,13 +46,13 @@ def test_the_same_seed_gives_the_same_ids_with_every_drafter(plain, folder, othe
 @pytest.mark.parametrize("verify", ["token", "block"])
 def test_rules_with_noise_of_their_own_repeat_for_a_seed(plain, other, verify):
     fast = plain.speculating({"method": "draft_model", "model": str(other), "verify": verify})
-    assert fast.generate("hello", sampled()).token_ids == fast.generate("hello", sampled()).token_ids
+    assert said(fast, "hello", sampled()).token_ids == said(fast, "hello", sampled()).token_ids
 
 
 def test_a_fresh_seed_is_drawn_reported_and_repeats_the_text(plain):
-    first = plain.generate("hello", sampled(seed=None))
-    assert plain.generate("hello", sampled(seed=first.seed)).text == first.text
-    assert plain.generate("hello", sampled(seed=None)).seed != first.seed
+    first = said(plain, "hello", sampled(seed=None))
+    assert said(plain, "hello", sampled(seed=first.seed)).text == first.text
+    assert said(plain, "hello", sampled(seed=None)).seed != first.seed
 
 
 def test_the_stream_concatenates_to_the_text_and_says_whose_it_is(plain, folder):
@@ -66,9 +66,9 @@ def test_the_stream_concatenates_to_the_text_and_says_whose_it_is(plain, folder)
 
 
 def test_a_stop_string_is_never_streamed(plain):
-    whole = plain.generate("abcabcabc", sampled()).text
+    whole = said(plain, "abcabcabc", sampled()).text
     stop = whole[20:23]
-    request = plain.start(plain.encode("abcabcabc"), sampled(stop=(stop,)))
+    request = plain.start("abcabcabc", sampled(stop=(stop,)))
     shown = "".join(delta.text for delta in request)
     done = request.result()
     assert shown == done.text == whole[: whole.index(stop)]
@@ -103,9 +103,11 @@ def test_a_draft_of_another_vocabulary_is_refused(plain, tmp_path):
 
 def test_generation_config_gives_the_defaults_and_what_is_not_applied_is_named():
     given = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
+    given |= {"no_repeat_ngram_size": 3, "typical_p": 1.0}
     params = default_params(given)
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.7, 20, 0.8, 0.0)
-    assert not_applied(given) == {"repetition_penalty": 1.05}
+    assert (params.repetition_penalty, params.typical_p) == (1.05, 1.0)
+    assert not_applied(given) == {"no_repeat_ngram_size": 3}
     asked = {"num_beams": 4, "stop_strings": ["x"], "max_new_tokens": 9, "num_return_sequences": 1, "use_cache": True}
     assert set(not_applied(asked)) == {"num_beams", "stop_strings", "max_new_tokens"}
     assert default_params({}).temperature == 1.0

@@ -12,6 +12,7 @@ from draftproof.llm import LLM
 from draftproof.loop import decode
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
+from tests.folders import answers, said
 
 pytestmark = [
     pytest.mark.real,
@@ -35,8 +36,8 @@ def skip_unless_exact(llm):
 def test_the_same_seed_gives_the_same_text_with_speculation_on_and_off(plain, prompt, temperature):
     skip_unless_exact(plain)
     params = SamplingParams(temperature=temperature, seed=11, max_tokens=48)
-    fast = plain.speculating({"method": "ngram"}).generate(prompt, params)
-    slow = plain.generate(prompt, params)
+    fast = said(plain.speculating({"method": "ngram"}), plain.encode(prompt), params)
+    slow = said(plain, plain.encode(prompt), params)
     assert fast.token_ids == slow.token_ids
     assert fast.text == slow.text
     assert fast.stats.drafted > fast.stats.accepted
@@ -44,7 +45,7 @@ def test_the_same_seed_gives_the_same_text_with_speculation_on_and_off(plain, pr
 
 def test_greedy_speculation_accepts_and_saves_passes(plain):
     fast = plain.speculating({"method": "ngram"})
-    stats = fast.generate(PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=48)).stats
+    stats = said(fast, plain.encode(PROMPTS[0]), SamplingParams(temperature=0.0, max_tokens=48)).stats
     assert stats.accepted >= 4
     assert stats.rounds < stats.emitted
 
@@ -78,11 +79,11 @@ def test_the_doctor_finds_no_row_that_depends_on_its_company(plain):
 def test_eight_together_accept_what_each_accepts_alone(plain):
     skip_unless_exact(plain)
     fast = plain.speculating({"method": "ngram"})
-    prompts = [f"{prompt} {number}" for number in ["one", "two", "three", "four"] for prompt in PROMPTS]
+    prompts = [fast.encode(f"{prompt} {number}") for number in ["one", "two", "three", "four"] for prompt in PROMPTS]
     params = [SamplingParams(temperature=i // 6, seed=i, max_tokens=8 + i) for i in range(8)]
-    together = fast.generate(prompts, params)
+    together = answers(fast, prompts, params)
     for prompt, each, found in zip(prompts, params, together, strict=True):
-        solo = fast.start(fast.encode(prompt), each).result()
+        solo = fast.start(prompt, each).result()
         assert found.token_ids == solo.token_ids
         assert found.stats.accepted_per_position == solo.stats.accepted_per_position
         assert found.stats.rounds == solo.stats.rounds

@@ -1,7 +1,7 @@
 """The engine behind an event loop: requests stream to whoever awaits them, while a thread of its own runs the rounds.
 
     async with AsyncEngine(llm) as engine:
-        async for delta in engine.stream("Why is the sky blue?"):
+        async for delta in engine.stream("The sky is blue because"):
             print(delta.text, end="")
 
 The thread alone touches the engine. It is told what to do through an inbox, and puts what comes of it into the mailbox
@@ -14,13 +14,15 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from copy import deepcopy
 from threading import Condition, Thread
 
 import torch
 
 from .engine import Engine, Event
+from .inputs import Prompt
 from .kernels import use_threads
-from .llm import LLM, Prompt
+from .llm import LLM
 from .replies import Completion, Delta, Reply
 from .sampling import SamplingParams, check_integer
 
@@ -140,23 +142,21 @@ class AsyncEngine:
     def stream(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
-        system: str | None = None,
-        raw: bool = False,
         request_id: str | None = None,
     ) -> Stream:
-        """Start a request. prompt: text (system, raw: see `LLM.encode`) or tokens. request_id: what errors call it.
+        """Start a request. prompt: a text, tokens, or a conversation (see `inputs.Prompt`). request_id: what errors
+        call it.
 
         A wrong request raises when the stream is first read; DrainingError is raised here, once it drains.
         """
         mailbox = _Mailbox(asyncio.get_running_loop())
-        prompt = prompt if isinstance(prompt, str) else tuple(prompt)  # read later, and the caller's list may change
+        prompt = deepcopy(prompt)  # read later, and the caller's list may change
 
         def add(engine: Engine) -> None:
             try:
-                ids = self._llm.encode(prompt, system=system, raw=raw) if isinstance(prompt, str) else prompt
-                reply = self._llm.reply(ids, params, request_id)
+                reply = self._llm.reply(prompt, sampling_params, request_id)
                 engine.add(reply.request)
             except Exception as error:
                 mailbox.give(error)
@@ -171,14 +171,12 @@ class AsyncEngine:
     async def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
-        system: str | None = None,
-        raw: bool = False,
         request_id: str | None = None,
     ) -> Completion:
         """The whole answer at once; see `stream`."""
-        return await self.stream(prompt, params, system=system, raw=raw, request_id=request_id).completion()
+        return await self.stream(prompt, sampling_params, request_id=request_id).completion()
 
     def drain_on(self, *signals: int) -> None:
         """Take no more requests when one of these signals comes; `drain`, or the end of `async with`, waits for the

@@ -10,23 +10,22 @@ from .sampling import SamplingParams
 
 def default_params(generation: Mapping[str, Any]) -> SamplingParams:
     """What a generation_config.json asks for; temperature 1 where it says nothing, greedy if it says not to sample."""
+    given: dict[str, Any] = {name: generation[name] for name in _SAMPLING if generation.get(name) is not None}
     if generation.get("do_sample") is False:
-        return SamplingParams(temperature=0.0)
-    names = ("temperature", "top_k", "top_p", "min_p")
-    return SamplingParams(**{name: generation[name] for name in names if generation.get(name) is not None})
+        given = {name: value for name, value in given.items() if name == "repetition_penalty"} | {"temperature": 0.0}
+    return SamplingParams(**given)
 
 
-_APPLIED = {"temperature", "top_k", "top_p", "min_p", "do_sample", "eos_token_id"}
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+_APPLIED = {*_SAMPLING, "do_sample", "eos_token_id"}
 _ABOUT_NO_TOKEN = {  # entries of a generation_config.json that change no token
     *("bos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "_from_model_config"),
     *("use_cache", "cache_implementation", "cache_config", "return_dict_in_generate", "output_attentions"),
     *("output_hidden_states", "output_scores", "output_logits", "trust_remote_code", "max_length"),
 }
 _NEUTRAL = {
-    "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
     "length_penalty": 1.0,
-    "typical_p": 1.0,
     "num_beams": 1,
     "num_beam_groups": 1,
     "num_return_sequences": 1,

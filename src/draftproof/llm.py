@@ -7,38 +7,35 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
-from jinja2 import TemplateError
+from tqdm.auto import tqdm
 
+from .assemble import chain_for, output_for
 from .base import Controller, Drafter
-from .commit import Output
 from .control import Fixed
 from .drafters import ModelDrafter, NGramDrafter, NoDrafter
 from .engine import Engine, EngineConfig
 from .generation import default_params, end_ids, not_applied
+from .inputs import Message, Prompt, chat_tokens, is_conversation, require_text, text_tokens, tokens_of
 from .kernels import use_threads, warm
 from .kernels.lazy import KernelChance, fused, judge, raw_law_of
 from .loop import decode
 from .memory import KVMemory
 from .models.load import Loaded, load, require_known
 from .models.sizes import kv_bytes_per_token, kv_memory_here, readable
-from .replies import Completion, Delta, Reply
+from .replies import Completion, Delta, Reply, RequestOutput
 from .rules import LOSSY
 from .sampling import SamplingParams, check_integer
 from .seats import Request
 from .speculation import SpeculativeConfig
 from .stats import Stats
-from .text import IncrementalText
-
-Prompt = str | Sequence[int]
-"""A text, or its tokens."""
 
 
 class LLM:
@@ -129,66 +126,49 @@ class LLM:
         return default_params(self.loaded.generation)
 
     def encode(self, prompt: str, *, system: str | None = None, raw: bool = False) -> list[int]:
-        """Prompt -> tokens, through the chat template unless `raw` or the model has none."""
-        if not isinstance(prompt, str):
-            raise ValueError(f"prompt: {prompt!r} is not allowed; it must be a string")
-        if not prompt:
-            raise ValueError("prompt: it is empty; give some text")
-        _require_unicode("prompt", prompt)
-        _require_unicode("system", system or "")
+        """A question -> tokens, through the chat template unless `raw` or the model has none."""
         tokenizer = self.loaded.tokenizer
-        if not raw and tokenizer.chat_template:
-            messages = [] if system is None else [{"role": "system", "content": system}]
-            return self.encode_chat([*messages, {"role": "user", "content": prompt}])
-        if system is not None:
-            reason = "raw prompts have no system message" if raw else "the model has no chat template"
-            raise ValueError(f"system: {system!r} cannot be used; {reason}")
-        ids = tokenizer(prompt).input_ids
-        if not ids:
-            raise ValueError(f"prompt: {prompt!r} makes no tokens; give some text")
-        return ids
+        if raw or not tokenizer.chat_template:
+            if system is not None:
+                reason = "raw prompts have no system message" if raw else "the model has no chat template"
+                raise ValueError(f"system: {system!r} cannot be used; {reason}")
+            return text_tokens(prompt, tokenizer)
+        require_text("prompt", prompt)
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        return chat_tokens([*messages, {"role": "user", "content": prompt}], tokenizer)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """A conversation -> tokens, ready for the model's answer. messages: {"role": ..., "content": ...} each."""
-        tokenizer = self.loaded.tokenizer
-        if not tokenizer.chat_template:
-            raise ValueError("messages: the model has no chat template; give it plain prompts")
-        for message in messages:
-            _require_unicode("messages", message["content"])
-        try:
-            text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        except TemplateError as error:  # some templates refuse a system message
-            raise ValueError(f"messages: the model's chat template refuses them: {error}") from error
-        return tokenizer(text, add_special_tokens=False).input_ids
+    def reply(
+        self, prompt: Prompt, params: SamplingParams | None = None, name: str | None = None, *, index: int | None = None
+    ) -> Reply:
+        """A request, ready for `start`, the engine or the oracle, and who follows it. Nothing runs yet.
 
-    def reply(self, prompt: Prompt, params: SamplingParams | None = None, name: str | None = None) -> Reply:
-        """A request, ready for `start`, the engine or the oracle, and who follows it. Nothing runs yet."""
-        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        target = self.loaded.target
-        size = target.vocab_size
-        if not ids:
-            raise ValueError("prompt: it has no tokens; it must have at least one")
-        for token in ids:
-            check_integer("prompt", token, lambda token: 0 <= token < size, f"in 0 .. {size - 1}, a token id")
+        prompt: see `inputs.Prompt`. index: which of `params.n` answers, each with noise of its own.
+        """
+        target, tokenizer = self.loaded.target, self.loaded.tokenizer
+        ids = tokens_of(prompt, tokenizer, target.vocab_size)
         room = target.max_context - len(ids)
         if room < 1:
             raise ValueError(f"prompt: {len(ids)} tokens leave no room in the model's context of {target.max_context}")
         params = params or self.default_params
+        if index is None and params.n != 1:
+            raise ValueError(f"n: {params.n} is not allowed here; this gives one answer, LLM.generate gives several")
         seed = secrets.randbits(32) if params.seed is None else params.seed
-        limit = min(params.max_tokens, room)
+        limit, ends = min(params.max_tokens, room), end_ids(self.loaded.generation, tokenizer.eos_token_id)
+        known: dict[str, Any] = {"tokenizer": tokenizer, "end_ids": ends}
+        chain = chain_for(params, ids, vocab_size=target.vocab_size, **known)
         request = Request(
             f"#{next(self._numbers)}" if name is None else name,
             ids,
-            self._output(ids, params, limit),
+            output_for(params, ids, limit, **known),
             self._drafter,
             self._controller(),
             fused(self.speculation.verify, params, allow_lossy=self.speculation.allow_lossy),
-            raw_law_of(params),
-            KernelChance(seed),
+            raw_law_of(params, chain),
+            KernelChance(seed, index or 0),
         )
         stats = Stats()
         stats.seconds["load"] = self.load_seconds
-        return Reply(request, seed, self.effective_config(params, len(ids), limit), stats)
+        return Reply(request, seed, self.effective_config(params, len(ids), limit), stats, index or 0)
 
     def _controller(self) -> Controller:
         speculation = self.speculation
@@ -196,56 +176,106 @@ class LLM:
             return Fixed(0)
         return Fixed(speculation.num_speculative_tokens, speculation.disable_by_batch_size)
 
-    def _output(self, prompt: Sequence[int], params: SamplingParams, limit: int) -> Output:
-        tokenizer = self.loaded.tokenizer
-        text = IncrementalText(
-            lambda ids: tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
-            before=prompt[-6:],
-        )
-        return Output(params, limit, end_ids(self.loaded.generation, tokenizer.eos_token_id), text)
-
     def start(self, prompt: Prompt, params: SamplingParams | None = None) -> Generation:
         """One request alone, through the oracle, not yet run; iterate over it to stream."""
         return Generation(self, self.reply(prompt, params))
 
-    @overload
-    def generate(
-        self, prompts: str, params: SamplingParams | None = None, *, system: str | None = None, raw: bool = False
-    ) -> Completion: ...
-
-    @overload
     def generate(
         self,
-        prompts: Sequence[str],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        system: str | None = None,
-        raw: bool = False,
-    ) -> list[Completion]: ...
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue prompts, as vLLM does: a text (no chat template: that is `chat`), {"prompt": text}, tokens,
+        {"prompt_token_ids": tokens}, or a list of these. An output for each, in order.
 
-    def generate(self, prompts, params=None, *, system=None, raw=False):
-        """Answer one prompt, or several at once. params: for all, or one each. system, raw: see `encode`.
-
-        What is wrong with a prompt raises before anything runs. One prompt that fails later raises; of several, each
-        that fails has finish_reason "error", and the others are as they are alone.
+        sampling_params: for all, or one each; None is the model's own. use_tqdm: a progress bar, if standard error is
+        a terminal. What is wrong with a prompt raises before anything runs. One prompt that fails later raises; of a
+        list, an answer that fails has finish_reason "error", and the others are as they are alone.
         """
-        single = isinstance(prompts, str)
-        texts = [prompts] if single else list(prompts)
-        each = [params] * len(texts) if params is None or isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(texts):
-            raise ValueError(f"params: {len(each)} for {len(texts)} prompts; give one for all, or one each")
-        replies = []
-        for i, (text, one) in enumerate(zip(texts, each, strict=True)):
+        single = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        each: Any = [prompts] if single else list(prompts)
+        return self._outputs("prompts", each, sampling_params, single, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[RequestOutput]:
+        """The next message of a conversation, or of each of a list of them, through the chat template; see
+        `generate`. continue_final_message (with add_generation_prompt False): the rest of the last message."""
+        single = is_conversation(messages)
+        conversations: Any = [messages] if single else list(messages)
+        prompts = []
+        for i, conversation in enumerate(conversations):
             try:
-                replies.append(self.reply(self.encode(text, system=system, raw=raw), one))
+                if not single and not is_conversation(conversation):
+                    raise ValueError(
+                        f"{conversation!r} is not allowed; it must be a list of dicts with role and content"
+                    )
+                prompts.append(
+                    chat_tokens(
+                        conversation,
+                        self.loaded.tokenizer,
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=continue_final_message,
+                    )
+                )
             except ValueError as error:
-                raise error if single else ValueError(f"prompts[{i}]: {error}") from None
-        if single:
-            for _ in self.stream(replies[0]):
-                pass
-            return replies[0].completion()
-        found = dict(self.answer(replies))
-        return [found[reply] for reply in replies]
+                raise error if single else ValueError(f"messages[{i}]: {error}") from None
+        return self._outputs("messages", prompts, sampling_params, single, use_tqdm)
+
+    def _outputs(
+        self,
+        argument: str,
+        prompts: Sequence[Prompt],
+        given: SamplingParams | Sequence[SamplingParams] | None,
+        single: bool,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        """All answers to all prompts. single: an error is raised, as it is the caller's only one."""
+        params = [given] * len(prompts) if given is None or isinstance(given, SamplingParams) else list(given)
+        if len(params) != len(prompts):
+            raise ValueError(
+                f"sampling_params: {len(params)} for {len(prompts)} {argument}; give one for all, or one each"
+            )
+        groups: list[list[Reply]] = []
+        for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                groups.append(self._replies(prompt, one or self.default_params))
+            except ValueError as error:
+                raise error if single else ValueError(f"{argument}[{i}]: {error}") from None
+        replies = [reply for group in groups for reply in group]
+        found = {}
+        with tqdm(total=len(replies), desc="answers", disable=None if use_tqdm else True) as bar:
+            for reply, completion, error in self._answers(replies):
+                if single and error is not None:
+                    raise error
+                found[reply] = completion
+                bar.update()
+        return [
+            RequestOutput(
+                group[0].request.name.partition(".")[0],
+                _text_of(prompt),
+                list(group[0].request.prompt),
+                group[0].prompt_logprobs,
+                [found[reply] for reply in group],
+            )
+            for prompt, group in zip(prompts, groups, strict=True)
+        ]
+
+    def _replies(self, prompt: Prompt, params: SamplingParams) -> list[Reply]:
+        """One for each of `n`, under one seed."""
+        if params.n > 1 and params.seed is None:
+            params = replace(params, seed=secrets.randbits(32))
+        name = f"#{next(self._numbers)}"
+        names = [name] if params.n == 1 else [f"{name}.{i}" for i in range(params.n)]
+        return [self.reply(prompt, params, each, index=i) for i, each in enumerate(names)]
 
     def stream(self, reply: Reply) -> Generator[Delta]:
         """Run one request and give its text as rounds commit it; what ends it is raised."""
@@ -260,20 +290,24 @@ class LLM:
 
     def answer(self, replies: Sequence[Reply]) -> Iterator[tuple[Reply, Completion]]:
         """Run requests together; each comes when it has ended. Those under way are cancelled if the caller stops."""
+        for reply, completion, _ in self._answers(replies):
+            yield reply, completion
+
+    def _answers(self, replies: Sequence[Reply]) -> Iterator[tuple[Reply, Completion, Exception | None]]:
         with self.running() as engine:
             by_request = {id(reply.request): reply for reply in replies}
             for reply in replies:
                 try:
                     engine.add(reply.request)
                 except ValueError as error:
-                    yield reply, reply.completion(error)
+                    yield reply, reply.completion(error), error
             while engine.busy:
                 for event in engine.step():
                     reply = by_request[id(event.request)]
                     if event.step is not None:
                         reply.add(event.step)
                     if event.ended:
-                        yield reply, reply.completion(event.error)
+                        yield reply, reply.completion(event.error), event.error
 
     @contextmanager
     def running(self) -> Generator[Engine]:
@@ -296,7 +330,9 @@ class LLM:
 
     def effective_config(self, params: SamplingParams, prompt_tokens: int, limit: int) -> dict[str, Any]:
         target = self.loaded.target
-        sampling = asdict(params)
+        # asdict would copy processors, which are the caller's
+        sampling = asdict(replace(params, logits_processors=()))
+        sampling["logits_processors"] = [type(each).__name__ for each in params.logits_processors]
         sampling.pop("seed")
         return {
             "model": self.loaded.name,
@@ -351,8 +387,5 @@ def _require_same_vocabulary(target: Loaded, draft: Loaded) -> None:
         )
 
 
-def _require_unicode(name: str, text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name}: it is not valid Unicode text at character {error.start}") from None
+def _text_of(prompt: Prompt) -> str | None:
+    return prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, Mapping) else None

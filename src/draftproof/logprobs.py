@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,14 @@ class Logprob:
     logprob: float
     rank: int
     decoded_token: str | None = None
+
+    def as_dict(self) -> dict[str, float | int | str | None]:
+        """For JSON, which has no infinity: log 0 is None."""
+        return {
+            "logprob": self.logprob if isfinite(self.logprob) else None,
+            "rank": self.rank,
+            "decoded_token": self.decoded_token,
+        }
 
 
 Entry = dict[int, Logprob]

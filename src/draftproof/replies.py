@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .base import Step
+from .logprobs import Entry
 from .seats import Request
-from .stats import Stats
+from .stats import Stats, together
 
 Owner = Literal["draft", "target"]
 
@@ -27,8 +28,9 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished request; `config` is what was in effect, whoever chose it. error: why it ended without an answer
-    (finish_reason "error"); the text is what it had said by then."""
+    """An answer (vLLM's CompletionOutput). index: which of `n`. logprobs: an entry a token, if they were asked for.
+    config: what was in effect, whoever chose it. error: why it ended without an answer (finish_reason "error"); the
+    text is what it had said by then."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -37,7 +39,16 @@ class Completion:
     seed: int
     config: dict[str, Any]
     stats: Stats
+    index: int = 0
+    logprobs: list[Entry] | None = None
     error: str | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Of the whole answer, if logprobs were asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(entry[token].logprob for token, entry in zip(self.token_ids, self.logprobs, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
         found = {
@@ -49,14 +60,41 @@ class Completion:
             "config": self.config,
             "stats": self.stats.as_dict(),
         }
+        if self.logprobs is not None:
+            found["logprobs"] = entries_as_dicts(self.logprobs)
         return found if self.error is None else found | {"error": self.error}
 
 
-class Reply:
-    """Follows one request. seed: of its chance. config: as in `Completion`."""
+def entries_as_dicts(entries: Sequence[Entry | None]) -> list[Any]:
+    """For JSON, where log 0 is null and keys are text."""
+    return [
+        entry if entry is None else {str(token): each.as_dict() for token, each in entry.items()} for entry in entries
+    ]
 
-    def __init__(self, request: Request, seed: int, config: dict[str, Any], stats: Stats) -> None:
-        self.request, self.seed, self.config, self.stats = request, seed, config, stats
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """All answers to a prompt, as vLLM has them. prompt: its text, if it was one. prompt_logprobs: None for its first
+    token, then an entry each, if they were asked for."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[Entry | None] | None
+    outputs: list[Completion]
+    finished: bool = True
+
+    @property
+    def stats(self) -> Stats:
+        """Of all its answers."""
+        return self.outputs[0].stats if len(self.outputs) == 1 else together([each.stats for each in self.outputs])
+
+
+class Reply:
+    """Follows one request. seed: of its chance. config, index: as in `Completion`."""
+
+    def __init__(self, request: Request, seed: int, config: dict[str, Any], stats: Stats, index: int = 0) -> None:
+        self.request, self.seed, self.config, self.stats, self.index = request, seed, config, stats, index
         self._owners: list[Owner] = []  # whose each token is
         self._shown = 0  # characters given out
         self._token = 0  # whose text holds the next of them
@@ -84,6 +122,11 @@ class Reply:
                 yield output.text[self._shown : end], owner
                 self._shown = end
 
+    @property
+    def prompt_logprobs(self) -> list[Entry | None] | None:
+        output = self.request.output
+        return None if output.prompt_note is None else [None, *output.prompt_noted]
+
     def completion(self, error: Exception | None = None) -> Completion:
         output = self.request.output
         if error is None and output.finish_reason is None:
@@ -96,5 +139,7 @@ class Reply:
             self.seed,
             self.config,
             self.stats,
+            self.index,
+            None if output.note is None else list(output.noted),
             None if error is None else f"request {self.request.name}: {error}",
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from .base import Step
@@ -91,3 +93,17 @@ class Stats:
             "seconds": dict(self.seconds),
             "tokens_per_second": self.tokens_per_second,
         }
+
+
+_COUNTED = ("rounds", "drafts", "drafted", "accepted", "bonus", "emitted", "rounding")
+
+
+def together(parts: Sequence[Stats]) -> Stats:
+    """Of requests that ran side by side: counts add up, seconds are those of the longest."""
+    counts = {name: sum(getattr(part, name) for part in parts) for name in _COUNTED}
+    drafted, accepted = (
+        [sum(column) for column in zip_longest(*(getattr(part, name) for part in parts), fillvalue=0)]
+        for name in ("drafted_per_position", "accepted_per_position")
+    )
+    seconds = {phase: max(part.seconds[phase] for part in parts) for phase in PHASES}
+    return Stats(**counts, drafted_per_position=drafted, accepted_per_position=accepted, seconds=seconds)

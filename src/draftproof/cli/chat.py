@@ -153,7 +153,7 @@ class Conversation:
         self._llm, self._params = llm, params
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self.reset()
-        llm.encode_chat([*self.messages, {"role": "user", "content": "?"}])  # some templates refuse a system message
+        self._tokens([*self.messages, {"role": "user", "content": "?"}])  # some templates refuse a system message
 
     def reset(self) -> None:
         self.messages = list(self._opening)
@@ -178,10 +178,15 @@ class Conversation:
         if reply.request.output.finish_reason == "length" and reply.request.output.limit < self._params.max_tokens:
             note("the answer was cut: the model's context is full; /reset starts anew")
 
+    def _tokens(self, messages: list[dict[str, str]]) -> list[int]:
+        from ..inputs import chat_tokens
+
+        return chat_tokens(messages, self._llm.loaded.tokenizer)
+
     def _reply(self) -> Reply:
         from dataclasses import replace
 
-        ids, most = self._llm.encode_chat(self.messages), self._llm.loaded.target.max_context
+        ids, most = self._tokens(self.messages), self._llm.loaded.target.max_context
         if len(ids) >= most:
             raise ValueError(
                 f"messages: the conversation, {len(ids)} tokens, does not fit the model's context of {most}"
