@@ -97,7 +97,7 @@ class SamplingParams:
     logprobs_mode: LogprobsMode = "raw_logprobs"
     bad_words: Any = ()  # stored as a tuple of strings
     logit_bias: Any = None  # stored as a dict of numbers, None if it is empty
-    structured_outputs: StructuredOutputsParams | None = None
+    structured_outputs: Any = None  # a StructuredOutputsParams, or its fields as a dict
     logits_processors: Any = ()  # stored as a tuple
 
     def __post_init__(self) -> None:

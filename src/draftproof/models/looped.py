@@ -17,10 +17,11 @@ def looped(processor: Callable[[torch.Tensor, torch.Tensor], Any], before: Seque
     padding, name = list(before), type(processor).__name__
 
     def change(row: np.ndarray, history: Sequence[int]) -> np.ndarray:
-        given = processor(torch.tensor([[*padding, *history]], dtype=torch.long), torch.from_numpy(row)[None])
+        scores = torch.from_numpy(row)[None]
+        given = processor(torch.tensor([[*padding, *history]], dtype=torch.long), scores)
         if not isinstance(given, torch.Tensor) or given.shape != (1, len(row)):
             shape = tuple(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
             raise ValueError(f"logits_processors: {name} returned {shape}; it must return scores of (1, {len(row)})")
-        return given[0].detach().to("cpu", torch.float32).numpy()
+        return given[0].detach().to("cpu", scores.dtype).numpy()
 
     return change
