@@ -202,3 +202,41 @@ def test_a_lossy_rule_says_so_when_it_runs(folder, capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["config"]["claim"] == "lossy"
     assert "lossy_lenient changes what the model says" in err
+
+
+def test_every_sampling_option_reaches_the_request(folder, capsys):
+    words = ("--json", "--max-tokens", 6, "--dtype", "float32", "--typical-p", 0.9, "--repetition-penalty", 1.1)
+    words += ("--frequency-penalty", 0.1, "--presence-penalty", 0.2, "--logit-bias", "97=-100", "--logit-bias", "98=2")
+    words += ("--bad-word", "xy", "--min-tokens", 2, "--ignore-eos", "--stop-token-id", 5, "--stop-token-id", 6)
+    assert generate("abc", "--model", folder, *words, "--logprobs", 1, "--processed-logprobs") == 0
+    answer = json.loads(capsys.readouterr().out)
+    sampling = answer["config"]["sampling"]
+    assert sampling["logit_bias"] == {"97": -100, "98": 2}
+    assert (sampling["bad_words"], sampling["stop_token_ids"]) == (["xy"], [5, 6])
+    assert (sampling["min_tokens"], sampling["ignore_eos"], sampling["typical_p"]) == (2, True, 0.9)
+    penalties = [sampling[f"{name}_penalty"] for name in ("repetition", "frequency", "presence")]
+    assert penalties == [1.1, 0.1, 0.2]
+    assert sampling["logprobs_mode"] == "processed_logprobs"
+    assert len(answer["logprobs"]) == len(answer["token_ids"])
+    assert 97 not in answer["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--logit-bias", "97"], "--logit-bias: '97' is not allowed; give ID=BIAS, such as 42=-100"),
+        (["--logit-bias", "97=101"], "logit_bias of 97: 101.0 is not allowed"),
+        (["--repetition-penalty", "0"], "repetition_penalty: 0.0 is not allowed"),
+        (["--min-tokens", "999"], "min_tokens: 999 is not allowed; it must be a whole number in 0 .. max_tokens (256)"),
+        (["--logprobs", "1"], "--logprobs: 1 needs --json"),
+        (["--json", "--processed-logprobs"], "--processed-logprobs: it needs --logprobs"),
+        (["--json-schema", "/no/such"], "--json-schema: '/no/such' is neither a JSON object nor a file that holds one"),
+        (["--json-schema", "{}", "--regex", "a"], "structured_outputs: json, regex given; give one of"),
+    ],
+)
+def test_a_wrong_option_is_named_before_a_model_is_loaded(words, line, capsys):
+    assert generate("abc", "--model", "no such model", *words) == 2
+    out, err = capsys.readouterr()
+    assert line in err
+    assert err.count("\n") == 1
+    assert out == ""

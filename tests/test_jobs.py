@@ -125,12 +125,26 @@ def test_standard_input_may_be_either(names, text, capsys, monkeypatch):
     assert engine["kv_cache_memory_bytes"] == 1 << 20
 
 
+def test_a_line_may_be_a_conversation_with_options_of_its_own(names, tmp_path, capsys):
+    messages = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
+    options = {"logit_bias": {"97": -100}, "repetition_penalty": 1.2, "logprobs": 1}
+    source = write(tmp_path / "p.jsonl", {"id": "m", "messages": messages} | options, {"prompt": "hi", "system": "be"})
+    output = tmp_path / "o.jsonl"
+    for _ in range(2):  # the second time nothing is left to do
+        assert generate("--prompts", source, "--output", output, *names) == 0
+        found = {each["id"]: each for each in read(output.read_text(encoding="utf-8"))}
+    assert found["m"]["messages"] == messages
+    assert found["m"]["config"]["prompt_tokens"] == found[2]["config"]["prompt_tokens"]
+    assert len(found["m"]["logprobs"]) == len(found["m"]["token_ids"])
+    assert "all 2 prompts were answered before" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
         ([{"prompt": "a"}, "{"], "line 2: it is not JSON: "),
         (["", {"prompt": "a"}, "[1]"], "line 3: it holds [1]; it must hold an object"),
-        ([{"prompt": "a", "temp": 1}], "line 1: temp: this field is unknown; known are prompt, id, system, "),
+        ([{"prompt": "a", "temp": 1}], "line 1: temp: this field is unknown; known are prompt, messages, id, system, "),
         ([{"id": 1}], "line 1: prompt: it is missing"),
         ([{"prompt": ["a"]}], "line 1: prompt: ['a'] is not allowed; it must be a string"),
         ([{"prompt": " "}], "line 1: prompt: ' ' is not allowed"),
@@ -142,6 +156,11 @@ def test_standard_input_may_be_either(names, text, capsys, monkeypatch):
         ([{"prompt": "a"}, {"prompt": "a", "temperature": -1}], "line 2: temperature: -1 is not allowed; it must be"),
         ([{"prompt": "a", "max_tokens": "9"}], "line 1: max_tokens: '9' is not allowed; it must be a whole number"),
         (['{"prompt": "\\ud800"}'], "line 1: prompt: '\\ud800' is not valid Unicode text"),
+        ([{"prompt": "a", "messages": []}], "line 1: prompt: both are given"),
+        ([{"messages": "a"}], "line 1: messages: 'a' is not allowed; it must be a list of objects with role"),
+        ([{"messages": [{"role": "user", "content": "a"}], "system": "s"}], "line 1: system: 's' cannot be used with"),
+        ([{"prompt": "a", "n": 2}], "line 1: n: 2 cannot be used in a file; one answer is written for a line"),
+        ([{"prompt": "a", "logit_bias": {"b": 1}}], "line 1: logit_bias: 'b' is not allowed"),
         (["", "  "], "holds no prompt; give one a line"),
     ],
 )

@@ -194,6 +194,8 @@ class LLM:
         a terminal. What is wrong with a prompt raises before anything runs. One prompt that fails later raises; of a
         list, an answer that fails has finish_reason "error", and the others are as they are alone.
         """
+        if not isinstance(prompts, Sequence | Mapping):
+            raise ValueError(f"prompts: {prompts!r} is not allowed; it must be a text, tokens, or a list of these")
         single = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
         each: Any = [prompts] if single else list(prompts)
         return self._outputs("prompts", each, sampling_params, single, use_tqdm)
@@ -209,6 +211,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """The next message of a conversation, or of each of a list of them, through the chat template; see
         `generate`. continue_final_message (with add_generation_prompt False): the rest of the last message."""
+        if isinstance(messages, str) or not isinstance(messages, Sequence):
+            raise ValueError(f"messages: {messages!r} is not allowed; it must be a list of dicts with role and content")
         single = is_conversation(messages)
         conversations: Any = [messages] if single else list(messages)
         prompts = []
@@ -240,6 +244,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """All answers to all prompts. single: an error is raised, as it is the caller's only one."""
         params = [given] * len(prompts) if given is None or isinstance(given, SamplingParams) else list(given)
+        for one in params:
+            if not isinstance(one, SamplingParams | None):
+                raise ValueError(
+                    f"sampling_params: {given!r} is not allowed; it must be SamplingParams, or a list of them"
+                )
         if len(params) != len(prompts):
             raise ValueError(
                 f"sampling_params: {len(params)} for {len(prompts)} {argument}; give one for all, or one each"

@@ -18,22 +18,25 @@ from .options import (
     Draft,
     Dtype,
     Exact,
+    FrequencyPenalty,
     KVMemoryBytes,
     MaxTokens,
     MinP,
     Model,
     NoSpeculation,
+    PresencePenalty,
+    RepetitionPenalty,
     System,
     Temperature,
     Threads,
     TopK,
     TopP,
     Verify,
+    asked,
     check_settings,
     kv_bytes,
     params,
     remarks,
-    sampling_given,
     speculative_config,
 )
 from .shown import Caught, coloured, rendered, summary
@@ -61,6 +64,9 @@ def chat(
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    presence_penalty: PresencePenalty = None,
     seed: Annotated[
         int | None,
         typer.Option(help="Turn n uses SEED + n, the first being turn 0, so that turns differ but repeat."),
@@ -81,7 +87,19 @@ def chat(
     Example: **draftproof chat --temperature 0.7 --seed 1**
     """
     speculation = speculative_config(draft, no_speculation, num_speculative_tokens, verify, allow_lossy)
-    sampling = sampling_given(temperature, top_k, top_p, min_p, seed) | {"max_tokens": max_tokens}
+    sampling = asked(
+        {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
+            "seed": seed,
+            "max_tokens": max_tokens,
+        }
+    )
     check_settings(sampling, speculation)
     memory = kv_bytes(kv_cache_memory_bytes)
 

@@ -20,23 +20,29 @@ from .options import (
     Draft,
     Dtype,
     Exact,
+    FrequencyPenalty,
     KVMemoryBytes,
     MaxTokens,
     MinP,
     Model,
     NoSpeculation,
+    PresencePenalty,
+    RepetitionPenalty,
     System,
     Temperature,
     Threads,
     TopK,
     TopP,
+    TypicalP,
     Verify,
+    asked,
+    biases,
     check_settings,
     kv_bytes,
     params,
     remarks,
-    sampling_given,
     speculative_config,
+    structured,
 )
 from .shown import coloured, rendered, summary
 
@@ -55,7 +61,7 @@ def generate(
         _Option(
             metavar="FILE",
             help="Answer every prompt of a file: one a line, or JSON Lines if it is named .jsonl or .ndjson; - is "
-            "standard input. Fields: prompt, id, system, and any of the sampling parameters.",
+            "standard input. Fields: prompt or messages, id, system, and any of the sampling parameters.",
         ),
     ] = None,
     output: Annotated[
@@ -72,12 +78,33 @@ def generate(
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
+    typical_p: TypicalP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    presence_penalty: PresencePenalty = None,
+    logit_bias: Annotated[
+        list[str] | None, _Option(metavar="ID=BIAS", help="Add to a token's logit, -100 .. 100. Repeatable.")
+    ] = None,
+    bad_word: Annotated[list[str] | None, _Option(help="A text that is not said. Repeatable.")] = None,
+    json_schema: Annotated[
+        str | None, _Option(help="The answer is JSON of this schema (its text, or a file). Needs draftproof[grammar].")
+    ] = None,
+    regex: Annotated[str | None, _Option(help="The answer matches this. Needs draftproof[grammar].")] = None,
     seed: Annotated[
         int | None,
         _Option(help="Same seed, same text, for each prompt as alone. Default: drawn for each, and reported."),
     ] = None,
     stop: Annotated[list[str] | None, _Option(help="End the text before this string. Repeatable.")] = None,
+    stop_token_id: Annotated[list[int] | None, _Option(help="End the text at this token. Repeatable.")] = None,
+    ignore_eos: Annotated[bool, _Option("--ignore-eos", help="The model's own end does not end the text.")] = False,
+    min_tokens: Annotated[int, _Option(help="Tokens that no end may come before.")] = 0,
     max_tokens: MaxTokens = 256,
+    logprobs: Annotated[
+        int | None, _Option(help="With --json or --prompts: tell log-probabilities, of so many tokens beside each.")
+    ] = None,
+    processed_logprobs: Annotated[
+        bool, _Option("--processed-logprobs", help="Those of the law that tokens are drawn from, not the model's own.")
+    ] = False,
     exact: Exact = "bits",
     dtype: Dtype = "bfloat16",
     device: Device = "auto",
@@ -110,10 +137,35 @@ def generate(
     Example: **draftproof generate --prompts questions.txt --output answers.jsonl**
     """
     _one_or_many(prompt, prompts, output, as_json, trace)
+    if logprobs is not None and prompts is None and not as_json:
+        raise ValueError(f"--logprobs: {logprobs} needs --json; a text has no room for them")
+    if processed_logprobs and logprobs is None:
+        raise ValueError("--processed-logprobs: it needs --logprobs, how many to tell")
     speculation = speculative_config(draft, no_speculation, num_speculative_tokens, verify, allow_lossy)
     speculation["disable_by_batch_size"] = disable_by_batch_size
-    sampling = sampling_given(temperature, top_k, top_p, min_p, seed)
-    sampling |= {"stop": tuple(stop or ()), "max_tokens": max_tokens}
+    sampling = asked(
+        {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "typical_p": typical_p,
+            "repetition_penalty": repetition_penalty,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
+            "logit_bias": biases(logit_bias),
+            "bad_words": bad_word,
+            "structured_outputs": structured(json_schema, regex),
+            "seed": seed,
+            "stop": stop,
+            "stop_token_ids": stop_token_id,
+            "ignore_eos": ignore_eos,
+            "min_tokens": min_tokens,
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+            "logprobs_mode": "processed_logprobs" if processed_logprobs else None,
+        }
+    )
     memory = kv_bytes(kv_cache_memory_bytes)
     text = sys.stdin.read() if prompt == "-" else prompt
     check_early(text, sampling, speculation, trace)

@@ -97,7 +97,7 @@ def _finished(file: Path, by_name: dict[str, Item]) -> dict[str, Found]:
             raise ValueError(f"{where}: its id {record['id']!r} is not in the prompts; {_REMEDY}")
         if "error" in record:
             continue
-        for name, now in (("prompt", item.prompt), ("system", item.system)):
+        for name, now in ((item.kind, item.prompt), ("system", item.system)):
             if record.get(name) != now:
                 raise ValueError(
                     f"{where}: it answers the {name} {record.get(name)!r}, and {now!r} is asked now; {_REMEDY}"
@@ -130,7 +130,7 @@ def require_same(job: Job, llm: LLM) -> None:
         found = job.found.get(item.name)
         if found is None:
             continue
-        tokens = len(llm.encode(item.prompt, system=item.system, raw=job.raw))
+        tokens = len(_tokens(job, item, llm))
         now = json.loads(json.dumps(llm.effective_config(params(llm, item.sampling), tokens, 1)))
         seed = item.sampling.get("seed")
         was = found.record["config"] | {"seed": seed if seed is None else found.record.get("seed")}
@@ -243,8 +243,7 @@ def _start(
 ) -> None:
     """Give one to the engine. One that can never run, being too long, fails alone."""
     try:
-        ids = llm.encode(item.prompt, system=item.system, raw=job.raw)
-        reply = llm.reply(ids, params(llm, item.sampling), item.name)
+        reply = llm.reply(_tokens(job, item, llm), params(llm, item.sampling), item.name)
         engine.add(reply.request)
     except ValueError as error:
         failed = {"text": "", "token_ids": [], "finish_reason": "error"}
@@ -259,6 +258,14 @@ def _withdraw(engine: Engine, under_way: dict[str, tuple[Item, Reply]]) -> None:
         if engine.waits(name) and not reply.request.output.token_ids:
             engine.cancel(name)
             del under_way[name]
+
+
+def _tokens(job: Job, item: Item, llm: LLM) -> list[int]:
+    from ..inputs import chat_tokens
+
+    if not isinstance(item.prompt, str):
+        return chat_tokens(item.prompt, llm.loaded.tokenizer)
+    return llm.encode(item.prompt, system=item.system, raw=job.raw)
 
 
 # writing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,6 +31,16 @@ Temperature = Annotated[float | None, _Option(help="0 is greedy. Default: the mo
 TopK = Annotated[int | None, _Option(help="Keep the k likeliest tokens; 0 is off.")]
 TopP = Annotated[float | None, _Option(help="Keep the likeliest tokens of this mass; 1 is off.")]
 MinP = Annotated[float | None, _Option(help="Drop tokens below this share of the likeliest; 0 is off.")]
+TypicalP = Annotated[float | None, _Option(help="Keep the tokens of typical surprise, up to this mass; 1 is off.")]
+RepetitionPenalty = Annotated[
+    float | None, _Option(help="> 1: tokens of prompt and answer become less likely; 1 is off.")
+]
+FrequencyPenalty = Annotated[
+    float | None, _Option(help="Taken from a token's logit for each time it is in the answer; 0 is off.")
+]
+PresencePenalty = Annotated[
+    float | None, _Option(help="Taken from a token's logit once it is in the answer; 0 is off.")
+]
 MaxTokens = Annotated[int, _Option(help="Most tokens to emit.")]
 Exact = Annotated[str, _Option(help="bits: same bits with speculation on or off. law: same law, no padding.")]
 Dtype = Annotated[str, _Option(help="bfloat16, float32 or float16.")]
@@ -74,12 +85,41 @@ def speculative_config(draft: str, off: bool, depth: int, verify: str, allow_los
     return config | ({"method": "ngram"} if draft == "ngram" else {"method": "draft_model", "model": name})
 
 
-def sampling_given(
-    temperature: float | None, top_k: int | None, top_p: float | None, min_p: float | None, seed: int | None
-) -> dict[str, Any]:
-    """What of the sampling parameters was asked for; the model's own defaults hold for the rest."""
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    return {name: value for name, value in given.items() if value is not None}
+def asked(given: dict[str, Any]) -> dict[str, Any]:
+    """What of the sampling parameters was asked for; the model's own defaults hold for the rest.
+
+    >>> asked({"temperature": 0.0, "top_k": None, "stop": []})
+    {'temperature': 0.0}
+    """
+    return {name: value for name, value in given.items() if value is not None and value != []}
+
+
+def biases(given: list[str] | None) -> dict[int, float] | None:
+    """--logit-bias ID=BIAS, as often as it is given.
+
+    >>> biases(["7=-100", "8=1.5"])
+    {7: -100.0, 8: 1.5}
+    """
+    found = {}
+    for each in given or ():
+        token, _, bias = each.partition("=")
+        try:
+            found[int(token)] = float(bias)
+        except ValueError:
+            raise ValueError(f"--logit-bias: {each!r} is not allowed; give ID=BIAS, such as 42=-100") from None
+    return found or None
+
+
+def structured(json_schema: str | None, regex: str | None) -> dict[str, Any] | None:
+    """--json-schema (its text, or a file that holds it) and --regex -> `structured_outputs`."""
+    if json_schema is None:
+        return None if regex is None else {"regex": regex}
+    if not json_schema.lstrip().startswith("{"):
+        path = Path(json_schema)
+        if not path.is_file():
+            raise ValueError(f"--json-schema: {json_schema!r} is neither a JSON object nor a file that holds one")
+        json_schema = path.read_text(encoding="utf-8")
+    return {"json": json_schema} | ({} if regex is None else {"regex": regex})
 
 
 def check_settings(sampling: dict[str, Any], speculation: dict[str, Any]) -> None:

@@ -8,17 +8,28 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-_OWN = ("prompt", "id", "system")
+_OWN = ("prompt", "messages", "id", "system")
+_NOT_HERE = {
+    "n": "one answer is written for a line; repeat the line with other seeds",
+    "logits_processors": "a file holds none",
+    "prompt_logprobs": "they are not written",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A prompt of the file. sampling: what is asked for, by the command line or, before that, by its own line."""
+    """A prompt of the file, or a conversation. sampling: what is asked for, by the command line or, before that, by its
+    own line."""
 
     id: str | int
-    prompt: str
+    prompt: str | list[Any]
     system: str | None
     sampling: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """What its prompt is called in files."""
+        return "prompt" if isinstance(self.prompt, str) else "messages"
 
     @property
     def name(self) -> str:
@@ -27,7 +38,7 @@ class Item:
 
     def head(self) -> dict[str, Any]:
         """What its line of the output begins with."""
-        found: dict[str, Any] = {"id": self.id, "prompt": self.prompt}
+        found: dict[str, Any] = {"id": self.id, self.kind: self.prompt}
         return found if self.system is None else found | {"system": self.system}
 
 
@@ -48,6 +59,8 @@ def read_items(source: str, sampling: dict[str, Any], system: str | None, raw: b
                 raise ValueError(f"id: {item.id!r} is that of line {items[item.name][0]} too; ids must differ")
             if raw and item.system is not None:
                 raise ValueError(f"system: {item.system!r} cannot be used with --raw; leave one of them out")
+            if raw and item.kind == "messages":
+                raise ValueError("messages: they cannot be used with --raw; give a prompt, or leave --raw out")
         except ValueError as error:
             raise ValueError(f"{where}, line {number}: {error}") from None
         items[item.name] = number, item
@@ -84,17 +97,30 @@ def _fields(line: str) -> dict[str, Any]:
 
 
 def _item(found: dict[str, Any], number: int, sampling: dict[str, Any], system: str | None) -> Item:
+    from ..inputs import is_conversation
     from ..sampling import SamplingParams
 
-    own = [field.name for field in fields(SamplingParams)]
+    for name, why in _NOT_HERE.items():
+        if name in found:
+            raise ValueError(f"{name}: {found[name]!r} cannot be used in a file; {why}")
+    own = [field.name for field in fields(SamplingParams) if field.name not in _NOT_HERE]
     for name in found:
         if name not in _OWN and name not in own:
             raise ValueError(f"{name}: this field is unknown; known are {', '.join((*_OWN, *own))}")
-    if "prompt" not in found:
-        raise ValueError("prompt: it is missing; every line needs one")
-    prompt, name, system = found["prompt"], found.get("id", number), found.get("system", system)
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise ValueError(f"prompt: {prompt!r} is not allowed; it must be a string, not empty")
+    if ("prompt" in found) == ("messages" in found):
+        both = "both are given" if "prompt" in found else "it is missing"
+        raise ValueError(f"prompt: {both}; every line needs a prompt or messages")
+    name = found.get("id", number)
+    if "prompt" in found:
+        prompt, system = found["prompt"], found.get("system", system)
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise ValueError(f"prompt: {prompt!r} is not allowed; it must be a string, not empty")
+    else:
+        prompt, system = found["messages"], found.get("system")
+        if not is_conversation(prompt):
+            raise ValueError(f"messages: {prompt!r} is not allowed; it must be a list of objects with role and content")
+        if system is not None:
+            raise ValueError(f"system: {system!r} cannot be used with messages; make it the first of them")
     if isinstance(name, bool) or not isinstance(name, str | int):
         raise ValueError(f"id: {name!r} is not allowed; it must be a string or a whole number")
     if not isinstance(system, str | None):
