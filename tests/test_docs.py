@@ -17,7 +17,15 @@ ERRORS = (DOCS / "common-errors.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `((?:[^`\\]|\\.)*)` \| (\d+)/(\d+) ≈ ([\d.e-]+)[^|]* \|", re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["rules.md", "common-errors.md", pytest.param("engine.md", marks=pytest.mark.real)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rules.md",
+        "common-errors.md",
+        pytest.param("engine.md", marks=pytest.mark.real),
+        pytest.param("vllm.md", marks=pytest.mark.real),
+    ],
+)
 def test_examples_run(name: str):
     parser = doctest.DocTestParser()
     text = (DOCS / name).read_text(encoding="utf-8").replace("```", "")

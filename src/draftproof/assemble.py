@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from .base import Drafter, Keeper
 from .commit import Output
+from .drafters import Legal
+from .grammar import Grammar
 from .logprobs import note_of
 from .models.looped import looped
 from .processors import Change, chain_of
@@ -15,30 +19,36 @@ from .text import IncrementalText
 _BEFORE = 6  # tokens of the prompt behind which the answer's first ones are decoded
 
 
-def chain_for(
-    params: SamplingParams,
-    prompt: Sequence[int],
-    *,
-    vocab_size: int,
-    tokenizer: Any,
-    end_ids: frozenset[int],
-    mask: Change | None = None,
-) -> Adjust | None:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What of a model a request's parts are made from. end_ids: those that end its answers."""
+
+    tokenizer: Any
+    vocab_size: int
+    end_ids: frozenset[int]
+
+
+def chain_for(params: SamplingParams, prompt: Sequence[int], known: Known, mask: Change | None = None) -> Adjust | None:
     """mask: of params.structured_outputs."""
     return chain_of(
         params,
         prompt_length=len(prompt),
-        vocab_size=vocab_size,
-        end_ids=end_ids,
-        bad_words=[ids for word in params.bad_words for ids in spellings(word, tokenizer)],
+        vocab_size=known.vocab_size,
+        end_ids=known.end_ids,
+        bad_words=[ids for word in params.bad_words for ids in spellings(word, known.tokenizer)],
         mask=mask,
         looped=[looped(processor) for processor in params.logits_processors],
     )
 
 
-def output_for(
-    params: SamplingParams, prompt: Sequence[int], limit: int, *, tokenizer: Any, end_ids: frozenset[int]
-) -> Output:
+def drafter_under(grammar: Grammar | None, drafter: Drafter) -> Drafter:
+    """The drafter of a request whose answer has a form; one that runs a model draws under the form anyway."""
+    return drafter if grammar is None or isinstance(drafter, Keeper) else Legal(drafter, grammar.legal)
+
+
+def output_for(params: SamplingParams, prompt: Sequence[int], limit: int, known: Known) -> Output:
+    tokenizer = known.tokenizer
+
     def decode(ids: Sequence[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
@@ -52,7 +62,7 @@ def output_for(
     return Output(
         params,
         limit,
-        frozenset() if params.ignore_eos else end_ids,
+        frozenset() if params.ignore_eos else known.end_ids,
         IncrementalText(decode, before=prompt[-_BEFORE:]),
         note=told[0],
         prompt_note=told[1],

@@ -73,6 +73,11 @@ def chat_tokens(
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
+def text_of(prompt: Prompt) -> str | None:
+    """The text that a prompt is, if it is one."""
+    return prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, Mapping) else None
+
+
 def is_conversation(prompt: Any) -> bool:
     return isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0 and _is_message(prompt[0])
 

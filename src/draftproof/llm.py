@@ -17,13 +17,14 @@ from typing import Any, Literal
 import torch
 from tqdm.auto import tqdm
 
-from .assemble import chain_for, output_for
+from .assemble import Known, chain_for, drafter_under, output_for
 from .base import Controller, Drafter
 from .control import Fixed
 from .drafters import ModelDrafter, NGramDrafter, NoDrafter
 from .engine import Engine, EngineConfig
 from .generation import default_params, end_ids, not_applied
-from .inputs import Message, Prompt, chat_tokens, is_conversation, require_text, text_tokens, tokens_of
+from .grammar import Grammars
+from .inputs import Message, Prompt, chat_tokens, is_conversation, require_text, text_of, text_tokens, tokens_of
 from .kernels import use_threads, warm
 from .kernels.lazy import KernelChance, fused, judge, raw_law_of
 from .loop import decode
@@ -87,6 +88,8 @@ class LLM:
         warm(notify)
         self.loaded = self._load(model)
         self._provide(self.loaded)
+        self._end_ids = end_ids(self.loaded.generation, self.loaded.tokenizer.eos_token_id)
+        self._grammars = Grammars(self.loaded.tokenizer, self.loaded.target.vocab_size, self._end_ids)
         self.engine = Engine(self.loaded.target, KVMemory(self._kv_limit), config, judge=judge)
         self.busy = Lock()  # the engine is for one caller at a time
         self._numbers = count()
@@ -153,14 +156,15 @@ class LLM:
         if index is None and params.n != 1:
             raise ValueError(f"n: {params.n} is not allowed here; this gives one answer, LLM.generate gives several")
         seed = secrets.randbits(32) if params.seed is None else params.seed
-        limit, ends = min(params.max_tokens, room), end_ids(self.loaded.generation, tokenizer.eos_token_id)
-        known: dict[str, Any] = {"tokenizer": tokenizer, "end_ids": ends}
-        chain = chain_for(params, ids, vocab_size=target.vocab_size, **known)
+        limit, known = min(params.max_tokens, room), Known(tokenizer, target.vocab_size, self._end_ids)
+        form = params.structured_outputs
+        grammar = None if form is None else self._grammars.of(form, len(ids))
+        chain = chain_for(params, ids, known, None if grammar is None else grammar.mask)
         request = Request(
             f"#{next(self._numbers)}" if name is None else name,
             ids,
-            output_for(params, ids, limit, **known),
-            self._drafter,
+            output_for(params, ids, limit, known),
+            drafter_under(grammar, self._drafter),
             self._controller(),
             fused(self.speculation.verify, params, allow_lossy=self.speculation.allow_lossy),
             raw_law_of(params, chain),
@@ -270,7 +274,7 @@ class LLM:
         return [
             RequestOutput(
                 group[0].request.name.partition(".")[0],
-                _text_of(prompt),
+                text_of(prompt),
                 list(group[0].request.prompt),
                 group[0].prompt_logprobs,
                 [found[reply] for reply in group],
@@ -394,7 +398,3 @@ def _require_same_vocabulary(target: Loaded, draft: Loaded) -> None:
             f"draft: {draft.name!r} has another vocabulary than {target.name!r} ({differ} entries differ); "
             "a draft model needs its target's tokenizer"
         )
-
-
-def _text_of(prompt: Prompt) -> str | None:
-    return prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, Mapping) else None
