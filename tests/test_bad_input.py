@@ -72,6 +72,7 @@ def no_numbers(feeds: Sequence[Feed]) -> list[Scores]:
     return [Scores(np.full((len(feed.wanted), 257), np.nan, np.float32)) for feed in feeds]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_draft_that_breaks_is_named(plain, other, monkeypatch):
     fast = plain.speculating({"method": "draft_model", "model": str(other)})
     monkeypatch.setattr(fast._draft_model.target, "forward", no_numbers)

@@ -17,6 +17,7 @@ ERRORS = (DOCS / "common-errors.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `((?:[^`\\]|\\.)*)` \| (\d+)/(\d+) ≈ ([\d.e-]+)[^|]* \|", re.MULTILINE)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "name",
     [
