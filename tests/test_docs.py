@@ -24,6 +24,7 @@ ROW = re.compile(r"^\| `((?:[^`\\]|\\.)*)` \| (\d+)/(\d+) ≈ ([\d.e-]+)[^|]* \|
         "rules.md",
         "common-errors.md",
         pytest.param("engine.md", marks=pytest.mark.real),
+        pytest.param("huggingface.md", marks=pytest.mark.real),
         pytest.param("vllm.md", marks=pytest.mark.real),
     ],
 )

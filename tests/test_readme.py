@@ -30,6 +30,7 @@ def test_the_array_example_runs(capsys):
 
 
 @pytest.mark.real
+@pytest.mark.usefixtures("unchecked")
 def test_the_example_runs(capsys):
     [example] = [block for block in BLOCKS if "LLM(" in block]
     exec(compile(example, "README.md", "exec"), {})
@@ -46,7 +47,8 @@ def test_the_options_shown_exist(capsys):
 
 
 def test_the_public_names():
-    names = ["LLM", "AsyncEngine", "PhiloxChance", "SamplingParams", "Verdict", "theory", "verify", "verify_batch"]
+    names = ["LLM", "AsyncEngine", "PhiloxChance", "SamplingParams", "Verdict", "generate", "speculative"]
+    names += ["theory", "verify", "verify_batch"]
     assert draftproof.__all__ == names
     assert set(dir(draftproof)) == {*names, "__version__"}
     assert all(getattr(draftproof, name) is not None for name in names)

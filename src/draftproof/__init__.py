@@ -12,11 +12,23 @@ if TYPE_CHECKING:
     from .async_engine import AsyncEngine
     from .base import Verdict
     from .chance import PhiloxChance
+    from .hf import generate, speculative
     from .llm import LLM
     from .sampling import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncEngine", "PhiloxChance", "SamplingParams", "Verdict", "theory", "verify", "verify_batch"]
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "PhiloxChance",
+    "SamplingParams",
+    "Verdict",
+    "generate",
+    "speculative",
+    "theory",
+    "verify",
+    "verify_batch",
+]
 
 _HOMES = {
     "AsyncEngine": "async_engine",
@@ -24,6 +36,8 @@ _HOMES = {
     "PhiloxChance": "chance",
     "SamplingParams": "sampling",
     "Verdict": "base",
+    "generate": "hf",
+    "speculative": "hf",
     "verify": "arrays",
     "verify_batch": "arrays",
 }

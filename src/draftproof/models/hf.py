@@ -11,7 +11,7 @@ docs/decisions/0005.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -29,7 +29,7 @@ from .attention import attend
 from .bits import KV_STEP, RowPlan
 from .cache import KVCache
 from .layout import Layout, Neighbours, Span, neighbours_of, positions_of, spans_of, tiles_of
-from .support import NoCache, context_of, try_out
+from .support import Call, NoCache, context_of, try_out
 
 ATTENTION = "draftproof"
 
@@ -117,10 +117,14 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
 
 
 class HFTarget:
-    """A transformers causal language model as a `Target`. Feeds of any shape and any number of sessions at once."""
+    """A transformers causal language model as a `Target`. Feeds of any shape and any number of sessions at once.
 
-    def __init__(self, model: PreTrainedModel, plan: RowPlan) -> None:
-        calls = sorted(try_out(model).calls, key=lambda call: call.layer)  # refuses what cannot be driven
+    calls: what `try_out` saw of this very model, if it was tried before.
+    """
+
+    def __init__(self, model: PreTrainedModel, plan: RowPlan, calls: Iterable[Call] | None = None) -> None:
+        seen = try_out(model).calls if calls is None else calls  # refuses what cannot be driven
+        calls = sorted(seen, key=lambda call: call.layer)
         self._shapes = [(call.kv_heads, call.key_size, call.value_size) for call in calls]
         self._arena: KVArena | None = None
         self._in_blocks = False
