@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from draftproof.drafters import NoDrafter
-from draftproof.memory import KVMemory, Prefix, Prefixes, common
+from draftproof.memory import KVMemory, Prefix, Prefixes
+from draftproof.processors import common
 
 DRAFTER = NoDrafter()
 BLOCK = 64

@@ -47,8 +47,8 @@ def test_the_options_shown_exist(capsys):
 
 
 def test_the_public_names():
-    names = ["LLM", "AsyncEngine", "PhiloxChance", "SamplingParams", "Verdict", "generate", "speculative"]
-    names += ["theory", "verify", "verify_batch"]
+    names = ["LLM", "AsyncEngine", "PhiloxChance", "SamplingParams", "StructuredOutputsParams", "Verdict"]
+    names += ["generate", "speculative", "theory", "verify", "verify_batch"]
     assert draftproof.__all__ == names
     assert set(dir(draftproof)) == {*names, "__version__"}
     assert all(getattr(draftproof, name) is not None for name in names)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .chance import PhiloxChance
     from .hf import generate, speculative
     from .llm import LLM
-    from .sampling import SamplingParams
+    from .sampling import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "AsyncEngine",
     "PhiloxChance",
     "SamplingParams",
+    "StructuredOutputsParams",
     "Verdict",
     "generate",
     "speculative",
@@ -35,6 +36,7 @@ _HOMES = {
     "LLM": "llm",
     "PhiloxChance": "chance",
     "SamplingParams": "sampling",
+    "StructuredOutputsParams": "sampling",
     "Verdict": "base",
     "generate": "hf",
     "speculative": "hf",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .base import Drafter, Keeper
@@ -26,6 +26,13 @@ class Known:
     tokenizer: Any
     vocab_size: int
     end_ids: frozenset[int]
+    _spelled: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """As below, each word looked up once."""
+        if word not in self._spelled:
+            self._spelled[word] = spellings(word, self.tokenizer)
+        return self._spelled[word]
 
 
 def chain_for(params: SamplingParams, prompt: Sequence[int], known: Known, mask: Change | None = None) -> Adjust | None:
@@ -35,7 +42,7 @@ def chain_for(params: SamplingParams, prompt: Sequence[int], known: Known, mask:
         prompt_length=len(prompt),
         vocab_size=known.vocab_size,
         end_ids=known.end_ids,
-        bad_words=[ids for word in params.bad_words for ids in spellings(word, known.tokenizer)],
+        bad_words=[ids for word in params.bad_words for ids in known.spellings(word)],
         mask=mask,
         looped=[looped(processor) for processor in params.logits_processors],
     )
@@ -70,9 +77,11 @@ def output_for(params: SamplingParams, prompt: Sequence[int], limit: int, known:
 
 
 def spellings(word: str, tokenizer: Any) -> list[tuple[int, ...]]:
-    """A word as tokens: as it is, and as it begins a word within a text. Other ways to spell it are not found."""
+    """A word as tokens: as it is, as it begins a text, and as it begins a word within one. Other ways to spell it are
+    not found."""
+    bare = word.lstrip()
     found = []
-    for text in (word, f" {word.lstrip()}"):
+    for text in (word, bare, f" {bare}") if bare else (word,):
         ids = tuple(tokenizer(text, add_special_tokens=False).input_ids)
         if ids and ids not in found:
             found.append(ids)

@@ -123,7 +123,7 @@ class AsyncEngine:
         self._wake = Condition()
         self._inbox: deque[Callable[[Engine], object]] = deque()
         self._draining = self._closed = self._ended = False
-        self._failure: Exception | None = None  # of the engine itself
+        self._failure: BaseException | None = None  # of the engine itself
         self._replies: dict[str, tuple[Reply, _Mailbox]] = {}  # under way; the thread's
         self._stack = ExitStack()
         engine = self._stack.enter_context(llm.running())  # an LLM that is in use is refused here
@@ -152,6 +152,9 @@ class AsyncEngine:
         A wrong request raises when the stream is first read; DrainingError is raised here, once it drains.
         """
         mailbox = _Mailbox(asyncio.get_running_loop())
+        if isinstance(sampling_params, SamplingParams) and sampling_params.prompt_logprobs is not None:
+            told = sampling_params.prompt_logprobs
+            raise ValueError(f"prompt_logprobs: {told} is not allowed here; LLM.generate tells them")
         prompt = deepcopy(prompt)  # read later, and the caller's list may change
 
         def add(engine: Engine) -> None:
@@ -241,7 +244,7 @@ class AsyncEngine:
                 while self._listen(engine):
                     for event in engine.step() if engine.busy else ():
                         self._deliver(engine, event)
-            except Exception as error:
+            except BaseException as error:  # a reader must not wait for ever, whatever ends the thread
                 self._failure = error
                 engine.clear()
             self._end(engine)

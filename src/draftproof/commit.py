@@ -58,7 +58,6 @@ class Output:
     prompt_note: Note | None = None
     prompt_noted: list[Any] = field(default_factory=list)
     ends_when: Callable[[Sequence[int]], bool] | None = None
-    searchable: int = 0  # stop strings begin after so many characters: the text of the first min_tokens tokens
 
     def __post_init__(self) -> None:
         if self.limit < 1:
@@ -108,7 +107,7 @@ def _commit_one(output: Output, token: int) -> None:
     if output.finish_reason is None and output.remaining == 0:
         output.finish_reason = "length"
     if output.finish_reason is None:
-        output.released = len(output.text) - _withheld(output.text[output.searchable :], params.stop)
+        output.released = len(output.text) - _withheld(output.text, params.stop)
         return
     if output.detokenizer is not None and output.stop_reason not in params.stop:
         searched = len(output.text)
@@ -120,11 +119,10 @@ def _commit_one(output: Output, token: int) -> None:
 def _cut_at_stop(output: Output, searched: int) -> None:
     """End at the earliest stop string that reaches beyond the first `searched` characters, if there is one."""
     if len(output.token_ids) <= output.params.min_tokens:
-        output.searchable = len(output.text)
-        return
+        return  # one that ends in what follows counts, wherever it begins: vLLM's rule
     hits = []
     for stop in output.params.stop:
-        at = output.text.find(stop, max(output.searchable, searched - len(stop) + 1))
+        at = output.text.find(stop, max(0, searched - len(stop) + 1))
         if at >= 0:
             hits.append((at, -len(stop), stop))
     if hits:

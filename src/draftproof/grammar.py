@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .base import Draft
+from .processors import common
 from .sampling import StructuredOutputsParams
 from .trees import path_to
 
@@ -136,7 +137,7 @@ class Grammar:
 
     def _follow(self, answer: list[int]) -> int:
         """Bring the matcher behind the longest beginning of `answer` that is allowed and no end; return its length."""
-        shared = _common(self._taken, answer)
+        shared = common(self._taken, answer)
         if shared < len(self._taken):
             self._matcher.rollback(len(self._taken) - shared)
             del self._taken[shared:]
@@ -204,7 +205,7 @@ def _regex_source(regex: str) -> str:
 
 
 def _choice_source(choice: Sequence[str]) -> str:
-    return "start: " + " | ".join(map(json.dumps, choice))
+    return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choice))  # one terminal: a rule has 2,000 at most
 
 
 def _lark_source(lark: str) -> str:
@@ -234,11 +235,3 @@ def _line(error: str) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]} … ({len(text)} characters)"
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens both begin with. Looked for from the end: that is where two texts of a request differ."""
-    n = min(len(a), len(b))
-    while n and a[n - 1] != b[n - 1]:
-        n -= 1
-    return n if a[:n] == b[:n] else next(i for i in range(n) if a[i] != b[i])

@@ -15,13 +15,10 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import (
-    ClassifierFreeGuidanceLogitsProcessor,
     GenerateDecoderOnlyOutput,
     LogitsProcessorList,
     StoppingCriteriaList,
     StopStringCriteria,
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from .base import Drafter, Kind
@@ -33,6 +30,7 @@ from .kernels.lazy import KernelChance, fused, judge, raw_law_of
 from .memory import KVMemory
 from .models.borrow import borrowed
 from .models.hf import HFTarget
+from .models.looped import require_stateless
 from .models.prepared import Text, asking, for_row, law_parts, require_default_positions, split_criteria, texts_of
 from .models.sizes import kv_memory_here
 from .models.support import try_out
@@ -72,11 +70,6 @@ _NOT_DONE: dict[str, tuple] = {  # options, each with the values by which it ask
     "custom_generate": (None,),
 }
 _UNDERSTOOD = {"attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep"}
-_STATEFUL = (
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-    ClassifierFreeGuidanceLogitsProcessor,
-    SynthIDTextWatermarkLogitsProcessor,
-)
 
 
 def generate(
@@ -350,11 +343,7 @@ def _require_supported(
         if value is not None and name not in _UNDERSTOOD:
             raise ValueError(f"{name}: it is not supported by draftproof; prompts are input_ids and attention_mask")
     for each in processors:
-        if isinstance(each, _STATEFUL):
-            raise ValueError(
-                f"logits_processor: {type(each).__name__} is not supported by draftproof; what a processor gives must "
-                "depend on one text and its scores alone"
-            )
+        require_stateless(each)
     cache = given.get("cache")
     if cache is not None and cache.get_seq_length():
         raise ValueError(

@@ -25,9 +25,13 @@ def tokens_of(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
     if isinstance(prompt, Mapping):
         return _of_mapping(prompt, tokenizer, vocab_size)
     given: Any = prompt
-    if is_conversation(given):
-        return chat_tokens(given, tokenizer)
+    return chat_tokens(given, tokenizer) if is_conversation(given) else _checked(given, vocab_size)
+
+
+def _checked(given: Any, vocab_size: int) -> list[int]:
     try:
+        if isinstance(given, str | bytes | Mapping):
+            raise TypeError
         ids: list[Any] = list(given)
     except TypeError:
         raise ValueError(f"prompt: {given!r} is not allowed; it must be a text, tokens or messages") from None
@@ -79,7 +83,7 @@ def text_of(prompt: Prompt) -> str | None:
 
 
 def is_conversation(prompt: Any) -> bool:
-    return isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0 and _is_message(prompt[0])
+    return isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and any(map(_is_message, prompt[:1]))
 
 
 def require_text(name: str, given: object) -> None:
@@ -109,7 +113,7 @@ def _of_mapping(prompt: Mapping[str, Any], tokenizer: Any, vocab_size: int) -> l
         if key not in known:
             raise ValueError(f"prompt: unknown key {key!r}; known are prompt, prompt_token_ids")
     if "prompt_token_ids" in prompt:
-        return tokens_of(prompt["prompt_token_ids"], tokenizer, vocab_size)
+        return _checked(prompt["prompt_token_ids"], vocab_size)
     if "prompt" not in prompt:
         raise ValueError("prompt: {} is not allowed; it must have prompt or prompt_token_ids")
     return text_tokens(prompt["prompt"], tokenizer)

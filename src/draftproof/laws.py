@@ -93,8 +93,10 @@ def _keep_only(row: np.ndarray, ids: np.ndarray) -> None:
 
 def leading(row: np.ndarray, k: int) -> np.ndarray:
     """Ids of the k largest entries in falling order, lowest id first among equals, without sorting the whole row."""
-    if not 0 < k < len(row):
-        return np.argsort(-row, kind="stable")[: max(k, 0)]
+    if k <= 0:
+        return np.empty(0, np.int64)
+    if k >= len(row):
+        return np.argsort(-row, kind="stable")
     threshold = np.partition(row, len(row) - k)[len(row) - k]
     pool = np.flatnonzero(row >= threshold)  # more than k only if the threshold is tied
     return pool[np.argsort(-row[pool], kind="stable")][:k]

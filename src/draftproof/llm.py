@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from tqdm.auto import tqdm
 
@@ -89,6 +90,7 @@ class LLM:
         self.loaded = self._load(model)
         self._provide(self.loaded)
         self._end_ids = end_ids(self.loaded.generation, self.loaded.tokenizer.eos_token_id)
+        self._known = Known(self.loaded.tokenizer, self.loaded.target.vocab_size, self._end_ids)
         self._grammars = Grammars(self.loaded.tokenizer, self.loaded.target.vocab_size, self._end_ids)
         self.engine = Engine(self.loaded.target, KVMemory(self._kv_limit), config, judge=judge)
         self.busy = Lock()  # the engine is for one caller at a time
@@ -147,6 +149,7 @@ class LLM:
 
         prompt: see `inputs.Prompt`. index: which of `params.n` answers, each with noise of its own.
         """
+        require_params(params)
         target, tokenizer = self.loaded.target, self.loaded.tokenizer
         ids = tokens_of(prompt, tokenizer, target.vocab_size)
         room = target.max_context - len(ids)
@@ -156,7 +159,7 @@ class LLM:
         if index is None and params.n != 1:
             raise ValueError(f"n: {params.n} is not allowed here; this gives one answer, LLM.generate gives several")
         seed = secrets.randbits(32) if params.seed is None else params.seed
-        limit, known = min(params.max_tokens, room), Known(tokenizer, target.vocab_size, self._end_ids)
+        limit, known = room if params.max_tokens is None else min(params.max_tokens, room), self._known
         form = params.structured_outputs
         grammar = None if form is None else self._grammars.of(form, len(ids))
         chain = chain_for(params, ids, known, None if grammar is None else grammar.mask)
@@ -198,10 +201,15 @@ class LLM:
         a terminal. What is wrong with a prompt raises before anything runs. One prompt that fails later raises; of a
         list, an answer that fails has finish_reason "error", and the others are as they are alone.
         """
-        if not isinstance(prompts, Sequence | Mapping):
+        if isinstance(prompts, np.ndarray):
+            prompts = prompts.tolist()
+        if isinstance(prompts, bytes) or not isinstance(prompts, Sequence | Mapping):
             raise ValueError(f"prompts: {prompts!r} is not allowed; it must be a text, tokens, or a list of these")
-        single = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        single = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
         each: Any = [prompts] if single else list(prompts)
+        for prompt in each:
+            if is_conversation(prompt):
+                raise ValueError(f"prompts: {prompt!r} is a conversation; use chat for it")
         return self._outputs("prompts", each, sampling_params, single, use_tqdm)
 
     def chat(
@@ -247,12 +255,9 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         """All answers to all prompts. single: an error is raised, as it is the caller's only one."""
-        params = [given] * len(prompts) if given is None or isinstance(given, SamplingParams) else list(given)
+        params = list(given) if isinstance(given, Sequence) else [given] * len(prompts)
         for one in params:
-            if not isinstance(one, SamplingParams | None):
-                raise ValueError(
-                    f"sampling_params: {given!r} is not allowed; it must be SamplingParams, or a list of them"
-                )
+            require_params(one)
         if len(params) != len(prompts):
             raise ValueError(
                 f"sampling_params: {len(params)} for {len(prompts)} {argument}; give one for all, or one each"
@@ -274,7 +279,7 @@ class LLM:
         return [
             RequestOutput(
                 group[0].request.name.partition(".")[0],
-                text_of(prompt),
+                text_of(prompt) if argument == "prompts" else self.loaded.tokenizer.decode(group[0].request.prompt),
                 list(group[0].request.prompt),
                 group[0].prompt_logprobs,
                 [found[reply] for reply in group],
@@ -288,7 +293,8 @@ class LLM:
             params = replace(params, seed=secrets.randbits(32))
         name = f"#{next(self._numbers)}"
         names = [name] if params.n == 1 else [f"{name}.{i}" for i in range(params.n)]
-        return [self.reply(prompt, params, each, index=i) for i, each in enumerate(names)]
+        later = replace(params, prompt_logprobs=None)  # told once
+        return [self.reply(prompt, later if i else params, each, index=i) for i, each in enumerate(names)]
 
     def stream(self, reply: Reply) -> Generator[Delta]:
         """Run one request and give its text as rounds commit it; what ends it is raised."""
@@ -388,6 +394,11 @@ class Generation:
         for _ in self:
             pass
         return self.reply.completion()
+
+
+def require_params(given: object) -> None:
+    if not isinstance(given, SamplingParams | None):
+        raise ValueError(f"sampling_params: {given!r} is not allowed; it must be SamplingParams, or a list of them")
 
 
 def _require_same_vocabulary(target: Loaded, draft: Loaded) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from .base import Drafter, Session
+from .processors import common
 
 WORTHWHILE = 16
 """Tokens of a common beginning below which taking it over costs more than computing it."""
@@ -134,19 +135,3 @@ class Prefixes:
 
 def _start(tokens: Sequence[int]) -> tuple[int, ...]:
     return tuple(tokens[:WORTHWHILE])
-
-
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning of two lists; slices are compared, which is quicker than items.
-
-    >>> common([1, 2, 3, 4], [1, 2, 5])
-    2
-    """
-    same, differ = 0, min(len(a), len(b)) + 1
-    while differ - same > 1:
-        middle = (same + differ) // 2
-        if a[same:middle] == b[same:middle]:
-            same = middle
-        else:
-            differ = middle
-    return same

@@ -67,19 +67,14 @@ def chain_of(
     end_ids: the model's own. bad_words: `params.bad_words` as tokens, each in all its spellings. mask: of
     `params.structured_outputs`. looped: `params.logits_processors`, made functions of a row.
     """
-    tally = Tally(prompt_length)
     pieces = []
     if params.logit_bias:
         right = f"in 0 .. {vocab_size - 1}, a token id"
         for token in params.logit_bias:
             check_integer("logit_bias", token, lambda token: token < vocab_size, right)
         pieces.append(Piece("logit_bias", biased(params.logit_bias)))
-    if params.repetition_penalty != 1:
-        pieces.append(Piece("repetition_penalty", repetition(tally, params.repetition_penalty)))
-    if params.frequency_penalty:
-        pieces.append(Piece("frequency_penalty", frequency(tally, params.frequency_penalty)))
-    if params.presence_penalty:
-        pieces.append(Piece("presence_penalty", presence(tally, params.presence_penalty)))
+    if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
+        pieces.append(Piece("penalties", penalised(Tally(prompt_length), params)))
     if bad_words:
         pieces.append(Piece("bad_words", banned(bad_words)))
     if params.min_tokens:
@@ -95,10 +90,27 @@ def ending_ids(params: SamplingParams, end_ids: frozenset[int]) -> frozenset[int
     return (frozenset() if params.ignore_eos else end_ids) | frozenset(params.stop_token_ids)
 
 
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning of two lists; slices are compared, which is quicker than items.
+
+    >>> common([1, 2, 3, 4], [1, 2, 5])
+    2
+    """
+    same, differ = 0, min(len(a), len(b)) + 1
+    middle = max(differ - 8, 1)  # two texts of one request differ near their ends
+    while differ - same > 1:
+        if a[same:middle] == b[same:middle]:
+            same = middle
+        else:
+            differ = middle
+        middle = (same + differ) // 2
+    return same
+
+
 class Tally:
     """How often each token occurs in a text, and in the part of it after the prompt.
 
-    It remembers the text it was asked about last: the next one differs in a few tokens at its end.
+    It remembers the text it followed last: the next one differs in a few tokens at its end.
     """
 
     def __init__(self, prompt_length: int) -> None:
@@ -107,25 +119,20 @@ class Tally:
         self._whole: dict[int, int] = {}
         self._said: dict[int, int] = {}
 
-    def whole(self, text: Sequence[int]) -> np.ndarray:
+    def whole(self) -> np.ndarray:
         """The ids in the text."""
-        self._follow(text)
         return np.fromiter(self._whole, np.int64, len(self._whole))
 
-    def said(self, text: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def said(self) -> tuple[np.ndarray, np.ndarray]:
         """The ids after the prompt, and their counts."""
-        self._follow(text)
         n = len(self._said)
         return np.fromiter(self._said, np.int64, n), np.fromiter(self._said.values(), np.int64, n)
 
-    def _follow(self, text: Sequence[int]) -> None:
+    def follow(self, text: Sequence[int]) -> None:
+        """Count another text."""
         known, text = self._text, list(text)
-        while known and (len(known) > len(text) or known[-1] != text[len(known) - 1]):
+        for _ in range(len(known) - common(known, text)):
             self._forget()
-        if known != text[: len(known)]:  # another text that happens to agree there
-            known.clear()
-            self._whole.clear()
-            self._said.clear()
         for token in text[len(known) :]:
             for counts in self._counts_at(len(known)):
                 counts[token] = counts.get(token, 0) + 1
@@ -156,36 +163,30 @@ def biased(bias: dict[int, float]) -> Change:
     return change
 
 
-def repetition(tally: Tally, penalty: float) -> Change:
-    """Keskar et al. 2019 (1909.05858), as Hugging Face and vLLM have it."""
+def penalised(tally: Tally, params: SamplingParams) -> Change:
+    """repetition_penalty (Keskar et al. 2019, 1909.05858), frequency_penalty, presence_penalty, in this order."""
+    by, often, once = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
 
     def change(row: np.ndarray, history: Sequence[int]) -> np.ndarray:
-        ids = tally.whole(history)
-        ids = ids[ids < len(row)]
-        logits = row[ids]
-        row[ids] = np.where(logits > 0, logits / penalty, logits * penalty)
+        tally.follow(history)
+        if by != 1:
+            ids = _inside(tally.whole(), row)
+            logits = row[ids]
+            with np.errstate(over="ignore"):  # what becomes infinite is refused as a law
+                row[ids] = np.where(logits > 0, logits / by, logits * by)
+        ids, counts = tally.said()
+        counts, ids = counts[ids < len(row)], _inside(ids, row)
+        if often:
+            row[ids] -= (often * counts).astype(row.dtype)
+        if once:
+            row[ids] -= once
         return row
 
     return change
 
 
-def frequency(tally: Tally, penalty: float) -> Change:
-    def change(row: np.ndarray, history: Sequence[int]) -> np.ndarray:
-        ids, counts = tally.said(history)
-        inside = ids < len(row)
-        row[ids[inside]] -= (penalty * counts[inside]).astype(row.dtype)
-        return row
-
-    return change
-
-
-def presence(tally: Tally, penalty: float) -> Change:
-    def change(row: np.ndarray, history: Sequence[int]) -> np.ndarray:
-        ids, _ = tally.said(history)
-        row[ids[ids < len(row)]] -= penalty
-        return row
-
-    return change
+def _inside(ids: np.ndarray, row: np.ndarray) -> np.ndarray:
+    return ids[ids < len(row)]
 
 
 def banned(sequences: Sequence[Sequence[int]]) -> Change:

@@ -52,6 +52,7 @@ class Completion:
 
     def as_dict(self) -> dict[str, Any]:
         found = {
+            "index": self.index,
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
@@ -61,15 +62,13 @@ class Completion:
             "stats": self.stats.as_dict(),
         }
         if self.logprobs is not None:
-            found["logprobs"] = entries_as_dicts(self.logprobs)
+            found["logprobs"] = _as_json(self.logprobs)
         return found if self.error is None else found | {"error": self.error}
 
 
-def entries_as_dicts(entries: Sequence[Entry | None]) -> list[Any]:
-    """For JSON, where log 0 is null and keys are text."""
-    return [
-        entry if entry is None else {str(token): each.as_dict() for token, each in entry.items()} for entry in entries
-    ]
+def _as_json(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Log 0 is null, and keys are text."""
+    return [{str(token): each.as_dict() for token, each in entry.items()} for entry in entries]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -14,9 +15,14 @@ from .laws import warp
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 MAX_LOGPROBS = 1024
+MOST = 2**31 - 1  # of ids and counts
 
 Adjust = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 """(logits row, committed and drafted tokens before it) -> adjusted logits, another array if anything changes."""
+
+
+class AdjustError(ValueError):
+    """A chain gave no logits: the row has no law under the request's own options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +37,16 @@ class StructuredOutputsParams:
     json_object: bool | None = None
 
     def __post_init__(self) -> None:
-        given = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
+        given = [
+            f.name for f in fields(self) if getattr(self, f.name) is not None and getattr(self, f.name) is not False
+        ]
         if len(given) != 1:
             named = ", ".join(given) or "none of them"
             raise ValueError(
                 f"structured_outputs: {named} given; give one of json, regex, choice, grammar, json_object"
             )
+        if not isinstance(self.json_object, bool | None):
+            raise ValueError(f"json_object: {self.json_object!r} is not allowed; it must be True")
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
@@ -45,7 +55,11 @@ class StructuredOutputsParams:
             raise ValueError(f"json: {self.json!r} is not allowed; it must be a JSON schema, as a dict or its text")
         if self.choice is not None:
             choices = _tuple("choice", self.choice)
-            if isinstance(self.choice, str) or not choices or not all(isinstance(c, str) and c for c in choices):
+            if (
+                isinstance(self.choice, str)
+                or not choices
+                or not all(isinstance(each, str) and each for each in choices)
+            ):
                 raise ValueError(f"choice: {self.choice!r} is not allowed; it must be a list of strings, none empty")
             object.__setattr__(self, "choice", choices)
 
@@ -68,7 +82,8 @@ class SamplingParams:
     temperature: 0 is greedy. top_k: 0 or -1 is off. top_p: 1 is off. min_p: 0 is off. typical_p: 1 is off.
 
     The end: stop: one or several strings that end the text and are not part of it. stop_token_ids: ids that end it,
-    beside the model's own end-of-sequence ids. ignore_eos: those do not end it. max_tokens: most tokens to emit.
+    beside the model's own end-of-sequence ids. ignore_eos: those do not end it. max_tokens: most tokens to emit; None:
+    until the model's context is full.
 
     What is told: logprobs: log-probabilities of each token and of so many likeliest ones beside it; None is off.
     prompt_logprobs: the same of the prompt's tokens. logprobs_mode: "raw_logprobs" are the model's own,
@@ -90,7 +105,7 @@ class SamplingParams:
     stop: Any = ()  # stored as a tuple of strings
     stop_token_ids: Any = ()  # stored as a tuple of ids
     ignore_eos: bool = False
-    max_tokens: int = 256
+    max_tokens: int | None = 256
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -101,15 +116,18 @@ class SamplingParams:
     logits_processors: Any = ()  # stored as a tuple
 
     def __post_init__(self) -> None:
+        for each in fields(self):  # NumPy's and torch's numbers
+            object.__setattr__(self, each.name, _plain(getattr(self, each.name)))
         for name in ("stop", "stop_token_ids", "bad_words", "logits_processors"):  # one or several, in any sequence
             value = getattr(self, name)
             alone = isinstance(value, str | int) or callable(value)
-            object.__setattr__(self, name, () if value is None else (value,) if alone else _tuple(name, value))
+            found = () if value is None else (value,) if alone else tuple(map(_plain, _tuple(name, value)))
+            object.__setattr__(self, name, found)
         check_number("temperature", self.temperature, lambda x: math.isfinite(x) and x >= 0, ">= 0 (0 is greedy)")
         check_number("top_p", self.top_p, lambda x: 0 < x <= 1, "in (0, 1] (1 is off)")
         check_number("min_p", self.min_p, lambda x: 0 <= x <= 1, "in [0, 1] (0 is off)")
         check_number("typical_p", self.typical_p, lambda x: 0 < x <= 1, "in (0, 1] (1 is off)")
-        check_integer("top_k", self.top_k, lambda k: k >= -1, ">= 1, or 0 or -1 (off)")
+        check_integer("top_k", self.top_k, lambda k: -1 <= k <= MOST, f"in 1 .. {MOST}, or 0 or -1 (off)")
         self._check_penalties()
         self._check_lengths()
         self._check_told()
@@ -117,10 +135,10 @@ class SamplingParams:
             check_integer("seed", self.seed, lambda seed: 0 <= seed < 2**64, "in 0 .. 2**64 - 1")
         for name in ("stop", "bad_words"):
             for text in getattr(self, name):
-                if not (isinstance(text, str) and text):
+                if not (isinstance(text, str) and text and is_unicode(text)):
                     raise ValueError(f"{name}: {text!r} is not allowed; it must be a string, not empty")
         for token in self.stop_token_ids:
-            check_integer("stop_token_ids", token, lambda token: token >= 0, "token ids")
+            check_integer("stop_token_ids", token, lambda token: 0 <= token <= MOST, f"in 0 .. {MOST}, a token id")
         for processor in self.logits_processors:
             if not callable(processor):
                 raise ValueError(f"logits_processors: {processor!r} is not allowed; it must be a LogitsProcessor")
@@ -139,17 +157,21 @@ class SamplingParams:
         found = {}
         for token, bias in self.logit_bias.items():
             # JSON, and so every client of an HTTP API, has keys of text
-            token = int(token) if isinstance(token, str) and token.isascii() and token.isdigit() else token
-            check_integer("logit_bias", token, lambda token: token >= 0, "a token id")
+            token = int(token) if isinstance(token, str) and re.fullmatch("[0-9]{1,10}", token) else _plain(token)
+            check_integer("logit_bias", token, lambda token: 0 <= token <= MOST, f"in 0 .. {MOST}, a token id")
+            bias = _plain(bias)
             check_number(f"logit_bias of {token}", bias, lambda x: -100 <= x <= 100, "in [-100, 100]")
             found[token] = float(bias)
         object.__setattr__(self, "logit_bias", found or None)
 
     def _check_lengths(self) -> None:
         check_integer("n", self.n, lambda n: 1 <= n <= 1024, "in 1 .. 1024")
-        check_integer("max_tokens", self.max_tokens, lambda n: n >= 1, ">= 1")
-        most = self.max_tokens
-        check_integer("min_tokens", self.min_tokens, lambda n: 0 <= n <= most, f"in 0 .. max_tokens ({most})")
+        if self.max_tokens is not None:
+            check_integer("max_tokens", self.max_tokens, lambda n: n >= 1, ">= 1, or None")
+        most, named = (
+            (MOST, str(MOST)) if self.max_tokens is None else (self.max_tokens, f"max_tokens ({self.max_tokens})")
+        )
+        check_integer("min_tokens", self.min_tokens, lambda n: 0 <= n <= most, f"in 0 .. {named}")
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos: {self.ignore_eos!r} is not allowed; it must be True or False")
 
@@ -190,14 +212,33 @@ class SamplingParams:
 
 def check_number(name: str, value: Any, ok: Callable[[Any], bool], right: str) -> None:
     """Refuse what is no number, and a number that is not `ok`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not ok(value):
-        raise ValueError(f"{name}: {value!r} is not allowed; it must be a number {right}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (abs(value) < _LARGE and ok(value)):
+        raise ValueError(f"{name}: {_shown(value)} is not allowed; it must be a number {right}")
 
 
 def check_integer(name: str, value: Any, ok: Callable[[Any], bool], right: str) -> None:
     """Refuse what is no whole number, and one that is not `ok`."""
     if isinstance(value, bool) or not isinstance(value, int) or not ok(value):
-        raise ValueError(f"{name}: {value!r} is not allowed; it must be a whole number {right}")
+        raise ValueError(f"{name}: {_shown(value)} is not allowed; it must be a whole number {right}")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether it has no halves of surrogate pairs, which no tokenizer and no file takes."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+_LARGE = 1e300  # whole numbers beyond it are no floats
+
+
+def _shown(value: object) -> str:
+    """Its repr, on one line and not too long."""
+    text = " ".join(repr(value).split()) if not isinstance(value, int) or abs(value) < 10**40 else "so large a number"
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _tuple(name: str, value: Any) -> tuple:
@@ -246,7 +287,7 @@ def adjusting(params: SamplingParams, adjust: Adjust | None) -> Adjust:
     def adjusted(logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
         try:
             return adjust(logits, history)
-        except ValueError as error:
-            raise ValueError(f"position {len(history)}: {error}") from error
+        except Exception as error:
+            raise AdjustError(f"position {len(history)}: {error}") from error
 
     return adjusted

@@ -13,7 +13,8 @@ from typing import Any
 
 from .base import Chance, Context, Controller, Drafter, Keeper, Law, Rule, Session, Target
 from .commit import Output
-from .memory import WORTHWHILE, KVMemory, Prefix, Prefixes, common
+from .memory import WORTHWHILE, KVMemory, Prefix, Prefixes
+from .processors import common
 
 
 @dataclass(slots=True)

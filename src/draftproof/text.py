@@ -21,7 +21,7 @@ class IncrementalText:
         self._ids = list(before)
         self._behind = 0  # tokens before this no longer matter
         self._clean = len(self._ids)  # tokens before this ended on a whole character
-        self._given = self._sure(decode(self._ids))  # text of the tokens from `behind` on that was given out
+        self._given = decode(self._ids)  # text of the tokens from `behind` on that was given out
 
     def add(self, token: int) -> str:
         self._ids.append(token)
@@ -29,6 +29,8 @@ class IncrementalText:
         sure = self._sure(text)
         if sure != text and not sure.startswith(self._given):
             return ""  # some decoders break the characters before an unfinished one, too, until it is finished
+        if not sure.startswith(self._given):  # the first tokens finish a character that the old ones began
+            self._given = self._sure(self._given)
         new = sure[len(self._given) :]
         self._given = sure
         if sure == text:
@@ -37,7 +39,8 @@ class IncrementalText:
         return new
 
     def flush(self) -> str:
-        new = self._sure(self._decode(self._ids[self._behind :]))[len(self._given) :]
+        sure = self._sure(self._decode(self._ids[self._behind :]))
+        new = sure[len(self._given) :] if sure.startswith(self._given) else ""
         self._given += new
         return new
 

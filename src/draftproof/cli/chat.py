@@ -31,6 +31,7 @@ from .options import (
     Threads,
     TopK,
     TopP,
+    TypicalP,
     Verify,
     asked,
     check_settings,
@@ -64,6 +65,7 @@ def chat(
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
+    typical_p: TypicalP = None,
     repetition_penalty: RepetitionPenalty = None,
     frequency_penalty: FrequencyPenalty = None,
     presence_penalty: PresencePenalty = None,
@@ -93,6 +95,7 @@ def chat(
             "top_k": top_k,
             "top_p": top_p,
             "min_p": min_p,
+            "typical_p": typical_p,
             "repetition_penalty": repetition_penalty,
             "frequency_penalty": frequency_penalty,
             "presence_penalty": presence_penalty,
@@ -193,7 +196,8 @@ class Conversation:
         reused = self._llm.engine.counts.reused - before
         of = len(reply.request.prompt)
         print(f"{summary(reply.stats, reply.seed)}, {reused} of {of} prompt tokens reused", file=sys.stderr)
-        if reply.request.output.finish_reason == "length" and reply.request.output.limit < self._params.max_tokens:
+        output, most = reply.request.output, self._params.max_tokens
+        if output.finish_reason == "length" and most is not None and output.limit < most:
             note("the answer was cut: the model's context is full; /reset starts anew")
 
     def _tokens(self, messages: list[dict[str, str]]) -> list[int]:

@@ -115,10 +115,11 @@ def structured(json_schema: str | None, regex: str | None) -> dict[str, Any] | N
     if json_schema is None:
         return None if regex is None else {"regex": regex}
     if not json_schema.lstrip().startswith("{"):
-        path = Path(json_schema)
-        if not path.is_file():
-            raise ValueError(f"--json-schema: {json_schema!r} is neither a JSON object nor a file that holds one")
-        json_schema = path.read_text(encoding="utf-8")
+        try:
+            json_schema = Path(json_schema).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            shown = json_schema if len(json_schema) <= 80 else f"{json_schema[:80]}…"
+            raise ValueError(f"--json-schema: {shown!r} is neither a JSON object nor a file that holds one") from None
     return {"json": json_schema} | ({} if regex is None else {"regex": regex})
 
 

@@ -37,7 +37,13 @@ class Legal:
 
     def propose(self, sessions: Sequence[_Guide], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
         drafts = self._drafter.propose([session.inner for session in sessions], plans, chances)
-        return [cut(draft, self._legal(each.tokens, draft)) for each, draft in zip(sessions, drafts, strict=True)]
+        return [self._cut(each.tokens, draft) for each, draft in zip(sessions, drafts, strict=True)]
+
+    def _cut(self, tokens: Sequence[int], draft: Draft) -> Draft:
+        try:
+            return cut(draft, self._legal(tokens, draft))
+        except ValueError:  # the form cannot say; if it matters, the target's own rows will tell
+            return cut(draft, [False] * len(draft))
 
 
 def cut(draft: Draft, legal: Sequence[bool]) -> Draft:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..base import Chance, Context, Draft, Feed, Key, Kind, LazyRow, Plan, Purpose, Row, Session, Target, token_key
 from ..laws import fit
+from ..sampling import AdjustError
 
 
 @dataclass(slots=True)
@@ -18,6 +19,10 @@ class _Guide:
     tokens: list[int] = field(default_factory=list)  # committed
     fed: list[int] = field(default_factory=list)  # what the model's cache holds, drafted tokens included
     agreed: int = 0  # how much of `fed` is known to be committed text
+
+
+def _no_law(logits: np.ndarray, history: Sequence[int]) -> Row:
+    raise ValueError("law: a kept text is not gone on with")
 
 
 @dataclass(slots=True)
@@ -80,6 +85,9 @@ class ModelDrafter:
         try:
             row = self._law(each.guide.context, logits, [*each.guide.tokens, *each.drafted])
             (token,) = each.chance.pick(row, key)  # a law may be lazy: what is wrong with it shows here at the latest
+        except AdjustError:  # a path that the request's own options do not allow: no reason to end it
+            each.depth = i
+            return
         except ValueError as error:
             raise ValueError(f"draft model {self._name}: {error}") from error
         each.rows.append(row)
@@ -110,7 +118,8 @@ class ModelDrafter:
 
     def keep(self, session: _Guide) -> _Guide:
         self._repair(session)
-        return _Guide(session.context, self._model.keep(session.model), fed=list(session.fed))
+        context = replace(session.context, law=_no_law)  # the request's own may hold on to much
+        return _Guide(context, self._model.keep(session.model), fed=list(session.fed))
 
     def adopt(self, session: _Guide, donor: _Guide, length: int) -> None:
         kept = donor.fed[:length]

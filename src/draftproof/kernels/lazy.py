@@ -18,6 +18,7 @@ from ..base import Chance, Draft, Key, Law, Round, Row, Rule, Verdict
 from ..chance import PhiloxChance
 from ..rules import rule_named
 from ..rules.needs import why_not
+from ..rules.patient import patient
 from ..sampling import Adjust, SamplingParams, adjusting, law_of, warped
 from . import KERNELS, Batch, Part, decide, draw, seed_words, settings_of
 
@@ -115,7 +116,7 @@ class Fused:
 
 def fused(name: str, params: SamplingParams, *, allow_lossy: bool = False) -> Rule:
     """The rule of that name under `params`, by its kernel if it has one; it takes raw laws either way."""
-    rule = partial(_on_rows, rule_named(name, allow_lossy=allow_lossy))
+    rule = partial(_on_rows, patient(rule_named(name, allow_lossy=allow_lossy)))
     return Fused(name, rule, params) if name in KERNELS and _kernels_know(params) else rule
 
 
