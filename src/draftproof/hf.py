@@ -30,11 +30,11 @@ from .kernels.lazy import KernelChance, fused, judge, raw_law_of
 from .memory import KVMemory
 from .models.borrow import borrowed
 from .models.hf import HFTarget
-from .models.looped import require_stateless
+from .models.looped import ProcessorError, require_stateless
 from .models.prepared import Text, asking, for_row, law_parts, require_default_positions, split_criteria, texts_of
 from .models.sizes import kv_memory_here
 from .models.support import try_out
-from .sampling import check_integer
+from .sampling import AdjustError, check_integer
 from .seats import Request
 
 DEPTH = 5
@@ -245,13 +245,20 @@ def _run(engine: Engine, requests: Sequence[Request], input_ids: torch.Tensor, s
         while engine.busy:
             for event in engine.step():
                 if event.step is None:
-                    raise event.error or RuntimeError("engine: a request ended without a reason")
+                    raise _own(event.error) or RuntimeError("engine: a request ended without a reason")
                 if streamer is not None:
                     streamer.put(torch.tensor(event.step.tokens))
     finally:
         engine.clear()
     if streamer is not None:
         streamer.end()
+
+
+def _own(error: BaseException | None) -> BaseException | None:
+    """What a user's processor raised, as `generate` lets it through."""
+    while isinstance(error, AdjustError | ProcessorError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _drafting(asked: _Asked, config: GenerationConfig, targets: Sequence[HFTarget]) -> tuple[Drafter, Fixed]:

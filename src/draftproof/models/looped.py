@@ -23,6 +23,10 @@ _STATEFUL = (
 """Processors of Hugging Face's that remember what they were asked before, or look at other rows."""
 
 
+class ProcessorError(ValueError):
+    """A caller's processor raised, which is the cause."""
+
+
 def require_stateless(processor: Any) -> None:
     if isinstance(processor, _STATEFUL):
         raise ValueError(
@@ -42,7 +46,7 @@ def looped(processor: Callable[[torch.Tensor, torch.Tensor], Any], before: Seque
         try:
             given = processor(torch.tensor([[*padding, *history]], dtype=torch.long), scores)
         except Exception as error:
-            raise ValueError(f"logits_processors: {name} failed: {type(error).__name__}: {error}") from error
+            raise ProcessorError(f"logits_processors: {name} failed: {type(error).__name__}: {error}") from error
         if not isinstance(given, torch.Tensor) or given.shape != (1, len(row)):
             shape = tuple(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
             raise ValueError(f"logits_processors: {name} returned {shape}; it must return scores of (1, {len(row)})")
