@@ -24,6 +24,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
@@ -33,6 +34,7 @@ from transformers import (
     SynthIDTextWatermarkingConfig,
     T5Config,
     T5ForConditionalGeneration,
+    TextIteratorStreamer,
     TextStreamer,
     WatermarkingConfig,
 )
@@ -53,6 +55,7 @@ from draftproof.kernels.lazy import raw_law_of
 from draftproof.models import borrow
 from draftproof.models.hf import HFTarget
 from draftproof.models.prepared import law_parts, texts_of
+from tests.folders import make_folder
 from tests.tiny import ARCHITECTURES, VOCAB, Stock, _softmax_as_given, build, randomise, tokens_of
 
 PAD = 0
@@ -285,7 +288,7 @@ class Shift:
 
 
 class Scaled:
-    """Leaves the order alone, and changes its scores in place."""
+    """Halves its scores in place."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores.mul_(0.5)
@@ -508,15 +511,15 @@ def words(named: dict[int, str]) -> PreTrainedTokenizerFast:
 
 
 def test_several_ends_and_padding_after_them():
-    model = model_of()
-    for ends in ([2], [2, 30, 31, 32, 33], 40):
-        options = {"max_new_tokens": 20, "eos_token_id": ends, "pad_token_id": 1}
-        want = plainly(model, **batch(), **options)
+    """Rows end by different ids of a list, and by none."""
+    model, options = model_of(), {"max_new_tokens": 20, "pad_token_id": 1}
+    whole = plainly(model, **batch(), **options, eos_token_id=None)
+    for ends in ([63, int(whole[0, 16]), int(whole[2, 21])], int(whole[1, 19])):
+        want = plainly(model, **batch(), **options, eos_token_id=ends)
+        assert (want[:, -1] == 1).any()
+        assert not (want[:, -1] == 1).all()
         for how in ("default", "self"):
-            assert torch.equal(generate(model, **batch(), **options, **DRAFTERS[how]()), want)
-    assert (
-        plainly(model, **batch(), max_new_tokens=20, eos_token_id=[2, 30, 31, 32, 33], pad_token_id=1)[:, -1] == 1
-    ).any()
+            assert torch.equal(generate(model, **batch(), **options, eos_token_id=ends, **DRAFTERS[how]()), want)
 
 
 class After:
@@ -581,7 +584,6 @@ def test_scores_and_logits_are_those_of_generate(rows, dtype):
     model, inputs = model_of(dtype=dtype), one() if rows == "one" else batch()
     options = {"max_new_tokens": 12, "repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "eos_token_id": [2, 30, 31]}
     options |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-    options["logits_processor"] = [Scaled()]
     want = plainly(model, **inputs, **options)
     for how in ("default", "noisy") if dtype is torch.float64 else ("default",):
         got = generate(model, **inputs, **options, **DRAFTERS[how]())
@@ -966,6 +968,7 @@ def test_t39_five_drafted_a_round_twice_the_same_and_unknown_options_refused(dra
 @pytest.mark.parametrize("how", ["self", "wrong"])
 def test_t46_scores_whether_all_is_taken_or_all_refused(how):
     model, told = model_of(), {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    told["logits_processor"] = [Scaled()]
     options = {"do_sample": True, "temperature": 0.7, "top_k": 3, "max_new_tokens": 20, "eos_token_id": None}
     torch.manual_seed(6)
     streamer = Recorder()
@@ -979,4 +982,42 @@ def test_t46_scores_whether_all_is_taken_or_all_refused(how):
     assert (scores.isfinite().sum(-1) == 3).all()
     chosen = scores[range(20), text[12:]]
     assert chosen.isfinite().all()
-    np.testing.assert_allclose(chosen.numpy(), reference[range(20), text[12:]] / 0.7, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(chosen.numpy(), reference[range(20), text[12:]] / 2 / 0.7, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["self", "wrong", "none"])
+def test_t13_temperature_and_top_k_hold_at_every_row(how):
+    """T = .5, top-k 2: no token outside the two largest of the stock model's row, and the same ids whoever drafts."""
+    model, options = model_of(), {"temperature": 0.5, "top_k": 2, "do_sample": True, "max_new_tokens": 12}
+    drafter = DRAFTERS[how]()  # to make a model takes randomness
+    torch.manual_seed(13)
+    found = generate(model, **batch(), **options, **drafter)
+    torch.manual_seed(13)
+    assert torch.equal(found, generate(model, **batch(), **options, num_assistant_tokens=0))
+    stock = Stock(model)
+    for length, text in zip(LENGTHS, found.tolist(), strict=True):
+        text = text[max(LENGTHS) - length :]
+        rows = stock.logits(text)
+        for at in range(length, len(text)):
+            if text[at] == PAD and 2 in text[length:at]:
+                break  # it has ended
+            assert text[at] in np.argsort(rows[at - 1])[-2:]
+
+
+def test_t47_characters_split_across_blocks_stream_whole(tmp_path):
+    """Every byte is a token, and a processor spells emoji and CJK; Hugging Face's own streamer shows the text."""
+    folder = make_folder(tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    wanted = "é漢字🙂🇨🇭 end"
+    ids, prompt = tokenizer(wanted).input_ids, tokenizer("abc", return_tensors="pt").input_ids
+
+    def spell(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(1, torch.tensor([ids[(input_ids.shape[1] - 3) % len(ids)]]), 1e4)
+
+    for depth in (0, 2, 5):
+        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True)
+        options = {"max_new_tokens": len(ids), "logits_processor": [spell], "streamer": streamer}
+        found = generate(model, prompt, assistant_model=model, num_assistant_tokens=depth, **options)
+        pieces = list(streamer)
+        assert "".join(pieces) == wanted == tokenizer.decode(found[0, 3:])
+        assert not any("\ufffd" in piece for piece in pieces)
