@@ -30,11 +30,11 @@ from .kernels import use_threads, warm
 from .kernels.lazy import KernelChance, fused, judge, raw_law_of
 from .loop import decode
 from .memory import KVMemory
-from .models.load import Loaded, load, require_known
+from .models.load import Loaded, load, require_known, require_same_vocabulary
 from .models.sizes import kv_bytes_per_token, kv_memory_here, readable
 from .replies import Completion, Delta, Reply, RequestOutput
 from .rules import LOSSY
-from .sampling import SamplingParams, check_integer
+from .sampling import SamplingParams, check_integer, require_params
 from .seats import Request
 from .speculation import SpeculativeConfig
 from .stats import Stats
@@ -108,7 +108,7 @@ class LLM:
         if speculation.model is not None:
             # a draft's bits cannot change the text, but a model must agree with itself when it drafts for itself
             self._draft_model = self._load(speculation.model)
-            _require_same_vocabulary(self.loaded, self._draft_model)
+            require_same_vocabulary(self.loaded, self._draft_model)
             self._provide(self._draft_model)
         self._drafter = self._make_drafter()
 
@@ -394,18 +394,3 @@ class Generation:
         for _ in self:
             pass
         return self.reply.completion()
-
-
-def require_params(given: object) -> None:
-    if not isinstance(given, SamplingParams | None):
-        raise ValueError(f"sampling_params: {given!r} is not allowed; it must be SamplingParams, or a list of them")
-
-
-def _require_same_vocabulary(target: Loaded, draft: Loaded) -> None:
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    if ours != theirs:
-        differ = sum(ours.get(token) != theirs.get(token) for token in ours.keys() | theirs.keys())
-        raise ValueError(
-            f"draft: {draft.name!r} has another vocabulary than {target.name!r} ({differ} entries differ); "
-            "a draft model needs its target's tokenizer"
-        )

@@ -210,6 +210,11 @@ class SamplingParams:
         return (*asked, *(name for name in names if getattr(self, name)))
 
 
+def require_params(given: object) -> None:
+    if not isinstance(given, SamplingParams | None):
+        raise ValueError(f"sampling_params: {given!r} is not allowed; it must be SamplingParams, or a list of them")
+
+
 def check_number(name: str, value: Any, ok: Callable[[Any], bool], right: str) -> None:
     """Refuse what is no number, and a number that is not `ok`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not (abs(value) < _LARGE and ok(value)):

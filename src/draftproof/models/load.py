@@ -98,6 +98,16 @@ def require_known(dtype: str, exact: str) -> None:
         raise ValueError(f"exact: {exact!r} is unknown; known are bits, law")
 
 
+def require_same_vocabulary(target: Loaded, draft: Loaded) -> None:
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if ours != theirs:
+        differ = sum(ours.get(token) != theirs.get(token) for token in ours.keys() | theirs.keys())
+        raise ValueError(
+            f"draft: {draft.name!r} has another vocabulary than {target.name!r} ({differ} entries differ); "
+            "a draft model needs its target's tokenizer"
+        )
+
+
 def _trial_logits(model: Any) -> np.ndarray:
     target = HFTarget(model, LAW_PLAN)
     [scores] = target.forward([Feed(target.open(4), (0,) * 4, want=(0, 1, 2, 3))])
