@@ -42,7 +42,7 @@ DEPTH = 5
 
 _LOOKUP = 4  # the longest n-gram looked up, likewise
 _AT_ONCE = 1024  # requests
-_THEIRS = 20  # what Hugging Face makes of a config that says nothing of num_assistant_tokens
+_THEIRS = GenerationConfig._get_default_generation_params()  # what Hugging Face makes of a config that says nothing
 
 _NOT_DONE: dict[str, tuple] = {  # options, each with the values by which it asks for nothing
     "num_beams": (1, None),
@@ -63,7 +63,7 @@ _NOT_DONE: dict[str, tuple] = {  # options, each with the values by which it ask
     "assistant_ensemble_weight": (None,),
     "speculation_type": (None,),
     "num_assistant_tokens_schedule": ("constant", None),
-    "assistant_confidence_threshold": (0, None, 0.4),  # .4: what Hugging Face makes of a config that says nothing
+    "assistant_confidence_threshold": (0, None, _THEIRS["assistant_confidence_threshold"]),
     # arguments of `generate` that no loop of somebody else's gets to see
     "assistant_tokenizer": (None,),
     "synced_gpus": (False, None),
@@ -266,7 +266,7 @@ def _drafting(asked: _Asked, config: GenerationConfig, targets: Sequence[HFTarge
     depth, lookup, assistant = asked.depth, asked.prompt_lookup_num_tokens, asked.assistant_model
     if lookup is None and depth is None and assistant is None:
         lookup = config.prompt_lookup_num_tokens
-    if depth is None and config.num_assistant_tokens != _THEIRS:
+    if depth is None and config.num_assistant_tokens != _THEIRS["num_assistant_tokens"]:
         depth = config.num_assistant_tokens
     if depth is None and assistant is not None:
         depth = getattr(assistant.generation_config, "num_assistant_tokens", None)
