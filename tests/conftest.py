@@ -18,3 +18,30 @@ def unchecked():
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """For models so small that they lose more to waiting for a second thread."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def drafted(monkeypatch) -> list[int]:
+    """How many tokens were drafted in each round, as a Hugging Face target saw them."""
+    from draftproof.models.hf import HFTarget
+
+    seen: list[int] = []
+    forward = HFTarget.forward
+
+    def spy(self, feeds):
+        seen.extend(len(feed.parents) for feed in feeds if feed.wanted)
+        return forward(self, feeds)
+
+    monkeypatch.setattr(HFTarget, "forward", spy)
+    return seen

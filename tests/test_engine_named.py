@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,16 +29,10 @@ from tests.folders import answers, make_folder, said
 from tests.tiny import ARCHITECTURES, Stock, build, tokens_of
 from tests.toys import chi_square, chi_square_limit, kind_for
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PADDED = RowPlan(multiple=4, most=64, kv_step=64, exact=True, query_multiple=4)
 TINY = ARCHITECTURES["llama"], {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def steps_by_name(engine: Engine) -> dict[str, list[Step]]:

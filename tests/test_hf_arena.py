@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -18,16 +17,11 @@ from draftproof.models.layout import Layout, Span, _cheapest
 from draftproof.models.sizes import of_config
 from tests.tiny import ARCHITECTURES, CONTEXT, Stock, build, tokens_of
 
-pytestmark = pytest.mark.skipif(not KVArena.works(torch.device("cpu")), reason="only Linux takes memory by the page")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(not KVArena.works(torch.device("cpu")), reason="only Linux takes memory by the page"),
+]
 PADDED = RowPlan(multiple=4, most=64, kv_step=16, exact=True, query_multiple=8, query_most=32)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("plan", [LAW_PLAN, PADDED], ids=["unpadded", "padded"])

@@ -5,7 +5,7 @@ In float64 the two agree to the last bit of the float32 logits that a target giv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from draftproof.models.bits import LAW_PLAN, RowPlan, measure_rows
 from draftproof.models.hf import HFTarget
 from draftproof.trees import path_to
 from tests.tiny import ARCHITECTURES, WINDOW, Architecture, Stock, build, randomise, tokens_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}  # logits reach 16; seen: 5e-7 (the rounding to float32) and 3e-5
 PLANS = {"unpadded": LAW_PLAN, "padded": RowPlan(multiple=4, most=8, kv_step=16, exact=True, query_multiple=8)}
@@ -68,14 +70,6 @@ def _case(architecture: Architecture, dtype: torch.dtype, plan: RowPlan, **chang
     model = build(architecture, dtype, **changed)
     stock = Stock(model)
     return Case(architecture, dtype, HFTarget(model, plan), stock)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small lose more to waiting for a second one
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
