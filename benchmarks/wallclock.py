@@ -10,6 +10,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -17,6 +18,7 @@ import torch
 from prompts import DEFAULT, first_turns
 from transformers import AutoModelForCausalLM
 
+from draftproof import generate
 from draftproof.llm import LLM
 from draftproof.models.load import DTYPES
 from draftproof.sampling import SamplingParams
@@ -37,14 +39,16 @@ def ours(llm: LLM, temperature: float, max_tokens: int, spent: dict[str, float])
     return run
 
 
-def theirs(llm: LLM, model, temperature: float, max_tokens: int, **options) -> Run:
+def by_generate(llm: LLM, generate: Callable, temperature: float, max_tokens: int, **options) -> Run:
+    """generate: `model.generate`, or draftproof's of the same arguments."""
+
     def run(ids: list[int]) -> int:
         torch.manual_seed(0)
         sampling = (
             {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_k": 0}
         )
         prompt = torch.tensor([ids])
-        out = model.generate(
+        out = generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=max_tokens,
@@ -74,10 +78,11 @@ def main() -> None:
     for temperature in (0.0, 1.0):
         spent: dict[str, float] = {}
         systems = {
-            "Hugging Face, plain": theirs(plain, model, temperature, args.max_tokens),
-            "Hugging Face, prompt lookup 10": theirs(
-                plain, model, temperature, args.max_tokens, prompt_lookup_num_tokens=10
+            "Hugging Face, plain": by_generate(plain, model.generate, temperature, args.max_tokens),
+            "Hugging Face, prompt lookup 10": by_generate(
+                plain, model.generate, temperature, args.max_tokens, prompt_lookup_num_tokens=10
             ),
+            "draftproof.generate, n-gram 5": by_generate(plain, partial(generate, model), temperature, args.max_tokens),
             "draftproof, plain": ours(plain, temperature, args.max_tokens, {}),
             "draftproof, n-gram 5": ours(ngram, temperature, args.max_tokens, spent),
         }
