@@ -231,7 +231,8 @@ def test_every_sampling_option_reaches_the_request(folder, capsys):
         (["--logprobs", "1"], "--logprobs: 1 needs --json"),
         (["--json", "--processed-logprobs"], "--processed-logprobs: it needs --logprobs"),
         (["--json-schema", "/no/such"], "--json-schema: '/no/such' is neither a JSON object nor a file that holds one"),
-        (["--json-schema", "{}", "--regex", "a"], "structured_outputs: json, regex given; give one of"),
+        (["--json-schema", "{}", "--regex", "a"], "--regex: it cannot be used with --json-schema"),
+        (["--json-schema", '{"type":'], "--json-schema: it is not JSON: "),
     ],
 )
 def test_a_wrong_option_is_named_before_a_model_is_loaded(words, line, capsys):

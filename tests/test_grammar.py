@@ -528,3 +528,17 @@ def test_cutting_a_sampled_token_would_show():
 
     faulty = exact_case(regex, rule, lambda: Edited(drafter(), first_legal), False, depth)
     assert deviation(emitted_law(faulty), known) > 0
+
+
+def test_json_has_bounded_white_space_unless_the_schema_says_otherwise():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    many, few = "{" + " " * 25 + '"a":1}', '{\n  "a": 1}'
+    forms = Grammars(BYTES_TOKENIZER, 257, frozenset({256}))
+    ids = {text: BYTES_TOKENIZER(text, add_special_tokens=False).input_ids for text in (many, few)}
+    bounded, free = (
+        forms.of(StructuredOutputsParams(json=each), 0)
+        for each in (schema, schema | {"x-guidance": {"lenient": False}})
+    )
+    assert all(bounded.legal([], Draft.chain(0, ids[few])))
+    assert not all(bounded.legal([], Draft.chain(0, ids[many])))
+    assert all(free.legal([], Draft.chain(0, ids[many])))

@@ -31,6 +31,7 @@ from tests.hf_models import (
     DRAFTERS,
     NOISY,
     Recorder,
+    Scaled,
     batch,
     model_of,
     noisy,
@@ -248,6 +249,22 @@ def test_a_call_that_cannot_be_answered_is_refused_by_name(name):
     with pytest.raises(ValueError, match=message):
         generate(model, **{**one(), "max_new_tokens": 4, **make()})
     assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_an_assistant_that_is_none_or_asks_for_a_schedule_is_refused():
+    with pytest.raises(ValueError, match=r"^assistant_model: 'small' is not allowed; it must be a transformers model"):
+        generate(model_of(), **one(), assistant_model="small")
+    helper = copy.deepcopy(noisy())
+    helper.generation_config.num_assistant_tokens_schedule = "heuristic"
+    with pytest.raises(ValueError, match=r"^num_assistant_tokens_schedule: 'heuristic' is not supported by draftproof"):
+        generate(model_of(), **one(), assistant_model=helper)
+
+
+def test_arguments_by_position_are_generates():
+    model, config = model_of(), GenerationConfig(max_new_tokens=5, pad_token_id=PAD)
+    given = one()["input_ids"], config, [Scaled()], []  # which change no argmax
+    assert torch.equal(generate(model, *given), plainly(model, inputs=given[0], generation_config=config))
 
 
 def test_models_that_cannot_be_driven_are_refused():

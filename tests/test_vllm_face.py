@@ -158,6 +158,7 @@ def test_the_shapes_are_vllms(fast):
     assert fast.generate("abc", sampling_params=params)[0].outputs[0].token_ids == outputs[0].outputs[0].token_ids
     unasked = said(fast, "abc", SamplingParams(max_tokens=2))
     assert unasked.logprobs is None
+    assert len(outputs[0].prompt_token_ids + outputs[0].outputs[0].token_ids) > 3
     assert unasked.cumulative_logprob is None
 
 
@@ -165,7 +166,7 @@ def test_each_of_n_has_noise_of_its_own_and_repeats(fast):
     params = SamplingParams(n=4, seed=5, max_tokens=12)
     [one], [two] = fast.generate([PROMPT], params), fast.generate([PROMPT], params)
     assert [answer.token_ids for answer in one.outputs] == [answer.token_ids for answer in two.outputs]
-    assert len({answer.token_ids for answer in one.outputs}) == 4
+    assert len({tuple(answer.token_ids) for answer in one.outputs}) == 4
     assert one.outputs[0].token_ids == said(fast, PROMPT, replace(params, n=1)).token_ids
     [free] = fast.generate([PROMPT], replace(params, seed=None))
     assert len({answer.seed for answer in free.outputs}) == 1
@@ -182,6 +183,7 @@ def test_chat_goes_through_the_template(fast):
     both = fast.chat([conversation, conversation[1:]], params)
     assert both[0].outputs[0].token_ids == output.outputs[0].token_ids
     assert len(both) == 2
+    assert output.prompt == "[system]be[user]hi[a]"
     [started] = fast.chat(
         [{"role": "user", "content": "x"}, {"role": "assistant", "content": "so f"}],
         params,
@@ -200,7 +202,7 @@ def test_chat_goes_through_the_template(fast):
         (lambda llm: llm.generate({"text": "a"}), "prompt: unknown key 'text'; known are prompt, prompt_token_ids"),
         (lambda llm: llm.generate([[1], [999]]), r"prompts\[1\]: prompt: 999 is not allowed"),
         (lambda llm: llm.generate([1, 2.5]), "prompt: 2.5 is not allowed"),
-        (lambda llm: llm.generate({"role": "user", "content": "a"}), "prompt: .* is a message; give a conversation"),
+        (lambda llm: llm.generate({"role": "user", "content": "a"}), "prompt: .* is a message; use chat"),
         (lambda llm: llm.generate(["a"], [SamplingParams()] * 2), "sampling_params: 2 for 1 prompts; give one"),
         (lambda llm: llm.generate("a", {"temperature": 1}), "sampling_params: .* must be SamplingParams"),
         (lambda llm: llm.generate("a", SamplingParams(logit_bias={999: 1})), "logit_bias: 999"),
@@ -415,3 +417,22 @@ def test_T47_characters_split_across_blocks_are_never_shown_in_part(plain, folde
         assert "".join(deltas) == request.result().text == wanted
         assert not any("\ufffd" in delta for delta in deltas)
         assert any(len(delta.step.tokens) > 1 for delta in [*llm.start("abc", params)])
+
+
+def test_vllms_getters_and_what_a_template_asks_for(plain):
+    assert plain.get_tokenizer() is plain.loaded.tokenizer
+    assert plain.get_default_sampling_params() == SamplingParams()
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '!' if loud else '.' }}"
+    tokenizer = plain.get_tokenizer()
+    before, tokenizer.chat_template = tokenizer.chat_template, template
+    try:
+        conversation = [{"role": "user", "content": "hi"}]
+        [output] = plain.chat(conversation, SamplingParams(max_tokens=1), chat_template_kwargs={"loud": True})
+    finally:
+        tokenizer.chat_template = before
+    assert output.prompt == "hi!"
+
+
+def test_a_stop_id_outside_the_vocabulary_is_named(plain):
+    with pytest.raises(ValueError, match=r"^stop_token_ids: 257 is not allowed; it must be a whole number in 0 .. 256"):
+        plain.generate("a", SamplingParams(stop_token_ids=[257]))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 KEPT = 16
 """Compiled grammars that are kept."""
 
+_WHITE_SPACE = r"[ \t\r\n]{0,24}"  # between the parts of JSON: a new line and an indent
 _UNFORCED = '\n%llguidance {"no_forcing": true}'
 _OURS = "at 1(8): "  # where what follows our own `start:` begins
 _TEMPERATURE = re.compile(r"^[?!]*\w+\s*\[[^\]]*\btemperature\s*=", re.MULTILINE)
@@ -195,6 +196,8 @@ def _json_source(schema: str | Mapping[str, Any]) -> str:
         raise ValueError(f"it must be JSON: {error}") from None
     if not isinstance(read, Mapping):
         raise ValueError('it must be a JSON schema, which is an object such as {"type": "object"}')
+    if "x-guidance" not in read:  # unbounded white space is a form too, and models have been seen to fill pages with it
+        text = json.dumps({**read, "x-guidance": {"whitespace_pattern": _WHITE_SPACE}}, allow_nan=False)
     return f"start: %json {text}"
 
 

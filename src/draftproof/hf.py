@@ -69,18 +69,21 @@ _NOT_DONE: dict[str, tuple] = {  # options, each with the values by which it ask
     "synced_gpus": (False, None),
     "custom_generate": (None,),
 }
+_ASSISTANTS = ("num_assistant_tokens_schedule", "assistant_confidence_threshold")
+"""What Hugging Face reads from the assistant's own config."""
 _UNDERSTOOD = {"attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep"}
 
 
 def generate(
     model: Any,
     inputs: torch.Tensor | None = None,
+    generation_config: GenerationConfig | None = None,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
     *,
     assistant_model: PreTrainedModel | None = None,
     prompt_lookup_num_tokens: int | None = None,
     num_assistant_tokens: int | None = None,
-    generation_config: GenerationConfig | None = None,
-    stopping_criteria: Sequence[Any] | None = None,
     streamer: Any = None,
     tokenizer: Any = None,
     exact: str = "bits",
@@ -110,6 +113,8 @@ def generate(
         if not any(isinstance(each, StopStringCriteria) for each in criteria):
             criteria.append(StopStringCriteria(tokenizer, stops))
         others["stop_strings"] = None
+    if logits_processor is not None:
+        others["logits_processor"] = LogitsProcessorList(logits_processor)
     return model.generate(
         inputs, generation_config=generation_config, stopping_criteria=criteria, custom_generate=loop, **others
     )
@@ -166,7 +171,12 @@ class _Asked:
     kv_cache_memory_bytes: int | None
 
     def __post_init__(self) -> None:
-        lookup = self.prompt_lookup_num_tokens
+        lookup, assistant = self.prompt_lookup_num_tokens, self.assistant_model
+        if not isinstance(assistant, PreTrainedModel | None):
+            raise ValueError(f"assistant_model: {assistant!r} is not allowed; it must be a transformers model")
+        if assistant is not None and assistant.generation_config is not None:
+            own = vars(assistant.generation_config)
+            _require_neutral({name: own.get(name) for name in _ASSISTANTS})
         for name, value, least in (
             ("prompt_lookup_num_tokens", lookup, 1),
             ("num_assistant_tokens", self.depth, 0),
@@ -337,7 +347,8 @@ def _require_neutral(options: Mapping[str, Any]) -> None:
     for name, neutral in _NOT_DONE.items():
         value = options.get(name)
         if value is not None and not (isinstance(value, int | float | str) and value in neutral):
-            raise ValueError(f"{name}: {value!r} is not supported by draftproof; it must be {neutral[0]!r}")
+            shown = repr(value) if isinstance(value, int | float | str) else type(value).__name__
+            raise ValueError(f"{name}: {shown} is not supported by draftproof; it must be {neutral[0]!r}")
 
 
 def _require_supported(

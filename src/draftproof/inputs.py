@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,10 @@ def chat_tokens(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    template_options: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[int]:
-    """A conversation -> tokens, ready for the model's answer, or for the rest of its last message."""
+    """A conversation -> tokens, ready for the model's answer, or for the rest of its last message. template_options:
+    what the template reads besides."""
     if not tokenizer.chat_template:
         raise ValueError("messages: the model has no chat template; give it plain prompts")
     plain = [_plain(i, message) for i, message in enumerate(messages)]
@@ -71,6 +74,7 @@ def chat_tokens(
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tokenize=False,
+            **template_options,
         )
     except (TemplateError, ValueError) as error:  # some templates refuse a system message
         raise ValueError(f"messages: the model's chat template refuses them: {error}") from error
@@ -107,7 +111,7 @@ def _is_message(found: Any) -> bool:
 
 def _of_mapping(prompt: Mapping[str, Any], tokenizer: Any, vocab_size: int) -> list[int]:
     if _is_message(prompt):
-        raise ValueError(f"prompt: {prompt!r} is a message; give a conversation as a list of them, to chat")
+        raise ValueError(f"prompt: {prompt!r} is a message; use chat for a conversation")
     known = {"prompt", "prompt_token_ids"}
     for key in prompt:
         if key not in known:

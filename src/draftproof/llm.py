@@ -130,6 +130,12 @@ class LLM:
         """The model's own generation_config.json; temperature 1 where it says nothing."""
         return default_params(self.loaded.generation)
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        return self.default_params
+
+    def get_tokenizer(self) -> Any:
+        return self.loaded.tokenizer
+
     def encode(self, prompt: str, *, system: str | None = None, raw: bool = False) -> list[int]:
         """A question -> tokens, through the chat template unless `raw` or the model has none."""
         tokenizer = self.loaded.tokenizer
@@ -220,9 +226,11 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """The next message of a conversation, or of each of a list of them, through the chat template; see
-        `generate`. continue_final_message (with add_generation_prompt False): the rest of the last message."""
+        `generate`. continue_final_message (with add_generation_prompt False): the rest of the last message.
+        chat_template_kwargs: what the template itself may ask for, such as enable_thinking."""
         if isinstance(messages, str) or not isinstance(messages, Sequence):
             raise ValueError(f"messages: {messages!r} is not allowed; it must be a list of dicts with role and content")
         single = is_conversation(messages)
@@ -240,6 +248,7 @@ class LLM:
                         self.loaded.tokenizer,
                         add_generation_prompt=add_generation_prompt,
                         continue_final_message=continue_final_message,
+                        template_options=chat_template_kwargs or {},
                     )
                 )
             except ValueError as error:

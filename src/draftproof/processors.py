@@ -67,9 +67,10 @@ def chain_of(
     end_ids: the model's own. bad_words: `params.bad_words` as tokens, each in all its spellings. mask: of
     `params.structured_outputs`. looped: `params.logits_processors`, made functions of a row.
     """
-    pieces = []
+    pieces, right = [], f"in 0 .. {vocab_size - 1}, a token id"
+    for token in params.stop_token_ids:
+        check_integer("stop_token_ids", token, lambda token: token < vocab_size, right)
     if params.logit_bias:
-        right = f"in 0 .. {vocab_size - 1}, a token id"
         for token in params.logit_bias:
             check_integer("logit_bias", token, lambda token: token < vocab_size, right)
         pieces.append(Piece("logit_bias", biased(params.logit_bias)))

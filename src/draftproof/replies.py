@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .base import Step
@@ -33,12 +33,12 @@ class Completion:
     text is what it had said by then."""
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: list[int]
     finish_reason: str
     stop_reason: str | int | None
     seed: int
-    config: dict[str, Any]
-    stats: Stats
+    config: dict[str, Any] = field(repr=False)
+    stats: Stats = field(repr=False)
     index: int = 0
     logprobs: list[Entry] | None = None
     error: str | None = None
@@ -132,7 +132,7 @@ class Reply:
             raise RuntimeError("result: the request was interrupted or failed before it ended; start it again")
         return Completion(
             output.shown if error is not None else output.text,
-            tuple(output.token_ids),
+            list(output.token_ids),
             "error" if error is not None else str(output.finish_reason),
             output.stop_reason,
             self.seed,

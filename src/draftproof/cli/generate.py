@@ -61,7 +61,7 @@ def generate(
         _Option(
             metavar="FILE",
             help="Answer every prompt of a file: one a line, or JSON Lines if it is named .jsonl or .ndjson; - is "
-            "standard input. Fields: prompt or messages, id, system, and any of the sampling parameters.",
+            "standard input. Fields: prompt or messages, id, system, sampling parameters (not n, prompt_logprobs).",
         ),
     ] = None,
     output: Annotated[
@@ -89,7 +89,10 @@ def generate(
     json_schema: Annotated[
         str | None, _Option(help="The answer is JSON of this schema (its text, or a file). Needs draftproof[grammar].")
     ] = None,
-    regex: Annotated[str | None, _Option(help="The answer matches this. Needs draftproof[grammar].")] = None,
+    regex: Annotated[
+        str | None,
+        _Option(help="The answer matches this; \\d is any Unicode digit, [0-9] is not. Needs draftproof[grammar]."),
+    ] = None,
     seed: Annotated[
         int | None,
         _Option(help="Same seed, same text, for each prompt as alone. Default: drawn for each, and reported."),
@@ -135,6 +138,12 @@ def generate(
     Example: **draftproof generate "Write a Python class for a stack." --max-tokens 128**
 
     Example: **draftproof generate --prompts questions.txt --output answers.jsonl**
+
+    Example: **draftproof generate "Describe a cat." --json-schema '{"type": "object"}' --temperature 0.7 --seed 1**
+
+    Example: **draftproof generate "Name a colour." --stop "." --bad-word red --logit-bias 42=-100 --logprobs 2 --json**
+
+    A line of a JSON Lines file: **{"id": 1, "messages": [{"role": "user", "content": "Hi"}], "top_p": 0.9}**
     """
     _one_or_many(prompt, prompts, output, as_json, trace)
     if logprobs is not None and prompts is None and not as_json:

