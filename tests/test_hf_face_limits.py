@@ -30,6 +30,7 @@ from draftproof.models import borrow
 from tests.hf_models import (
     DRAFTERS,
     NOISY,
+    PAD,
     Recorder,
     Scaled,
     batch,
