@@ -1,9 +1,13 @@
 """Names -> folders: the order of look-ups, and a conversion that is whole or absent."""
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from draftproof.models import load as loading
+from draftproof.models import products
 from tests.folders import make_folder
 
 
@@ -75,3 +79,16 @@ def test_a_broken_generation_config_is_named(tmp_path, written, words):
     (folder / "generation_config.json").write_text(written)
     with pytest.raises(ValueError, match=rf"generation_config\.json {words}"):
         loading.load(str(folder), cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("quicker", [True, False])
+def test_the_products_of_a_model_are_exchanged_if_a_whole_forward_is_quicker(tmp_path, monkeypatch, quicker):
+    model = AutoModelForCausalLM.from_pretrained(make_folder(tmp_path), dtype=torch.bfloat16).eval()
+    monkeypatch.setattr(products, "_is_quicker", lambda module, x: True)
+    known = loading._trial_logits(model)
+    paces = iter([2.0, 1.0] if quicker else [1.0, 2.0])
+    monkeypatch.setattr(loading, "_pace", lambda model: next(paces))
+    loading.exchange(model)
+    kinds = {type(module) for module in model.modules() if isinstance(module, torch.nn.Linear)}
+    assert (kinds <= {products.SlicedLinear}) != quicker
+    assert np.array_equal(loading._trial_logits(model), known)

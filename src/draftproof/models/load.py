@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from transformers.utils import logging
 from ..base import Feed
 from .bits import LAW_PLAN, measure_rows
 from .hf import HFTarget
-from .products import quicken, trim
+from .products import plain, quicken, trim
 from .siblings import share
 
 EMBEDDED = "smollm2-135m"
@@ -84,8 +85,7 @@ def load(
     _require_weights(name, found)
     model.to(where)
     if exact == "bits" or DTYPES[dtype] is torch.bfloat16:  # a single row in float32 is quickest as it is
-        quicken(model)
-        share(model, partial(_trial_logits, model))
+        exchange(model)
     target = HFTarget(model, measure_rows(model) if exact == "bits" else LAW_PLAN)
     trim()
     return Loaded(name, path, target, tokenizer, generation)
@@ -109,8 +109,33 @@ def require_same_vocabulary(target: Loaded, draft: Loaded) -> None:
         )
 
 
+def exchange(model: Any) -> None:
+    """Quicker products, where they are. In bfloat16 whole forwards decide: the products have the same bits, and which
+    is quicker in a forward, where weights come from memory, no layer alone can tell (docs/decisions/0008)."""
+    by_clock = model.dtype is torch.bfloat16
+    before = _pace(model) if by_clock else 0.0
+    layers: list[Any] = quicken(model)
+    share(model, partial(_trial_logits, model))
+    if by_clock and _pace(model) > before:
+        for layer in layers:
+            plain(layer)
+
+
+def _pace(model: Any) -> float:
+    """Seconds of a forward of a few rows, at best."""
+    target, seconds = HFTarget(model, LAW_PLAN), []
+    for _ in range(8):
+        began = perf_counter()
+        _few_rows(target)
+        seconds.append(perf_counter() - began)
+    return min(seconds)
+
+
 def _trial_logits(model: Any) -> np.ndarray:
-    target = HFTarget(model, LAW_PLAN)
+    return _few_rows(HFTarget(model, LAW_PLAN))
+
+
+def _few_rows(target: HFTarget) -> np.ndarray:
     [scores] = target.forward([Feed(target.open(4), (0,) * 4, want=(0, 1, 2, 3))])
     return scores.logits
 
