@@ -436,3 +436,23 @@ def test_vllms_getters_and_what_a_template_asks_for(plain):
 def test_a_stop_id_outside_the_vocabulary_is_named(plain):
     with pytest.raises(ValueError, match=r"^stop_token_ids: 257 is not allowed; it must be a whole number in 0 .. 256"):
         plain.generate("a", SamplingParams(stop_token_ids=[257]))
+
+
+@pytest.mark.parametrize("k", [2, 8, 48])
+def test_T35_penalties_count_the_committed_tokens_and_the_path(plain, other, stock, k):
+    """Against the stock model, its logits adjusted by counting anew at every position."""
+    fast = plain.speculating({"model": str(other), "num_speculative_tokens": k})
+    params = SamplingParams(
+        seed=35, max_tokens=30, repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.25, ignore_eos=True
+    )
+    [output] = fast.generate(PROMPT, params)
+    text = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+    rows, first = stock.logits(text), len(output.prompt_token_ids)
+    for at in range(first, len(text)):
+        row, said_so_far = rows[at - 1].astype(np.float32), Counter(text[first:at])
+        for token in set(text[:at]):
+            row[token] = row[token] / 1.5 if row[token] > 0 else row[token] * 1.5
+        for token, count in said_so_far.items():
+            row[token] -= 0.5 * count + 0.25
+        assert PhiloxChance(35).pick(warp(row), token_key(at)) == (text[at],)
+    assert output.stats.drafted > output.stats.accepted
