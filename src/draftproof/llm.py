@@ -34,7 +34,7 @@ from .models.load import Loaded, load, require_known, require_same_vocabulary
 from .models.sizes import kv_bytes_per_token, kv_memory_here, readable
 from .replies import Completion, Delta, Reply, RequestOutput
 from .rules import LOSSY
-from .sampling import SamplingParams, check_integer, require_params
+from .sampling import SamplingParams, as_config, check_integer, require_params
 from .seats import Request
 from .speculation import SpeculativeConfig
 from .stats import Stats
@@ -358,10 +358,6 @@ class LLM:
 
     def effective_config(self, params: SamplingParams, prompt_tokens: int, limit: int) -> dict[str, Any]:
         target = self.loaded.target
-        # asdict would copy processors, which are the caller's
-        sampling = asdict(replace(params, logits_processors=()))
-        sampling["logits_processors"] = [type(each).__name__ for each in params.logits_processors]
-        sampling.pop("seed")
         return {
             "model": self.loaded.name,
             "dtype": str(target.model.dtype).removeprefix("torch."),
@@ -372,7 +368,7 @@ class LLM:
             "engine": asdict(self._config) | {"kv_cache_memory_bytes": self._kv_limit},
             "rows": asdict(target.plan),
             "speculation": asdict(self.speculation),
-            "sampling": sampling,
+            "sampling": as_config(params),
             "not_applied": not_applied(self.loaded.generation),
             "prompt_tokens": prompt_tokens,
             "limit": limit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -208,6 +208,13 @@ class SamplingParams:
         asked = [name for name, neutral in off.items() if getattr(self, name) != neutral]
         names = ("logit_bias", "bad_words", "structured_outputs", "logits_processors")
         return (*asked, *(name for name in names if getattr(self, name)))
+
+
+def as_config(params: SamplingParams) -> dict[str, Any]:
+    """All but the seed, for JSON. Processors are the caller's: they are named, not copied."""
+    found = asdict(replace(params, logits_processors=()))
+    del found["seed"]
+    return found | {"logits_processors": [type(each).__name__ for each in params.logits_processors]}
 
 
 def require_params(given: object) -> None:
