@@ -33,6 +33,9 @@ class LazyRow(Protocol):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
 
 
+MOST_NODES = 1024
+"""Most nodes of a draft."""
+
 Session = Any
 """What a target or a drafter keeps for one request. Only the one that opened it looks inside."""
 
@@ -108,9 +111,14 @@ class Draft:
     origin: tuple[str, ...] = ()
     rows: tuple[Any, ...] = ()  # each a Row or a LazyRow
     row_of: tuple[int, ...] = ()
+    confidence: tuple[
+        float, ...
+    ] = ()  # how likely its drafter thinks each token, given its parent; () if it cannot say
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
+        if len(self.confidence) not in (0, n):
+            raise ValueError(f"draft: {n} tokens need as many confidences, or none, got {len(self.confidence)}")
         lengths = {len(self.parents), len(self.kind), len(self.origin), len(self.row_of)}
         if lengths != {n}:
             raise ValueError(f"draft: {n} tokens need as many parents, kinds, origins and row_of, got {lengths}")
@@ -132,6 +140,23 @@ class Draft:
         n = len(tokens)
         row_of = tuple(range(n)) if rows else (-1,) * n
         return cls(root, tuple(tokens), tuple(range(-1, n - 1)), (kind,) * n, (origin,) * n, tuple(rows), row_of)
+
+    def keeping(self, nodes: Sequence[int]) -> Draft:
+        """The draft of these nodes alone: in rising order, each with its parent."""
+        if len(nodes) == len(self):
+            return self
+        at = {ROOT: ROOT} | {node: i for i, node in enumerate(nodes)}
+        rows = {row: i for i, row in enumerate(sorted({self.row_of[node] for node in nodes} - {-1}))}
+        return Draft(
+            self.root,
+            tokens=tuple(self.tokens[node] for node in nodes),
+            parents=tuple(at[self.parents[node]] for node in nodes),
+            kind=tuple(self.kind[node] for node in nodes),
+            origin=tuple(self.origin[node] for node in nodes),
+            rows=tuple(self.rows[row] for row in rows),
+            row_of=tuple(rows.get(self.row_of[node], -1) for node in nodes),
+            confidence=tuple(self.confidence[node] for node in nodes) if self.confidence else (),
+        )
 
     def law(self, node: int) -> Any:
         """The law node `node` was drawn from (a `Row` or `LazyRow`), None for a token that was chosen."""
@@ -192,13 +217,16 @@ class Feed:
 
     tokens: all rows. The first `len(tokens) - len(parents)` are committed; the rest are the nodes, whose `parents`
     count among the nodes (ROOT: the last committed token). want: rows whose logits are asked for; None means the
-    last committed row and every node.
+    last committed row and every node. known: how many of the rows, from the first on, the session's feed before this
+    one had already and nothing was committed since: they are not computed again and cannot be wanted. So a tree grows
+    level by level, each at the cost of its own rows.
     """
 
     session: Session
     tokens: tuple[int, ...]
     parents: tuple[int, ...] = ()
     want: tuple[int, ...] | None = None
+    known: int = 0
 
     @property
     def committed(self) -> int:
@@ -286,13 +314,57 @@ class Context:
     law: Law
     vocab_size: int
     capacity: int  # tokens that the request may grow to
+    target_session: Session = None  # for a drafter that reads what the target has cached
+
+
+BINS = 8
+"""Classes of confidence for which acceptances are kept apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What drafting costs and how often it came true: drafters that see them draft as much as is expected to pay.
+
+    rounds[n]: seconds of a round that scores n nodes, without drafting them. levels: seconds of drafting one more level,
+    by origin. trust: by origin, how often a node of each rank among its siblings and each class of confidence was
+    accepted, given that its parent was, [ranks][BINS].
+    """
+
+    rounds: tuple[float, ...]
+    levels: Mapping[str, float] = field(default_factory=dict)
+    trust: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to draft this round: a chain of at most `depth` tokens. Depth 0 is plain decoding."""
+    """How much to draft this round. Depth 0 is plain decoding.
+
+    A tree of at most `depth` levels, in which a node of level i has at most widths[i] children (one beyond them), and of
+    at most `max_nodes` nodes. origins: who drafts, of several drafters (None: all). terms: see there; without them as
+    much is drafted as the plan allows.
+    """
 
     depth: int = 0
+    widths: tuple[int, ...] = ()
+    max_nodes: int | None = None
+    origins: frozenset[str] | None = None
+    terms: Terms | None = None
+
+    def width(self, level: int) -> int:
+        """Most children of a node that has `level` nodes above it; the root has none."""
+        return self.widths[level] if level < len(self.widths) else 1
+
+    @property
+    def nodes(self) -> int:
+        """Most nodes of the tree."""
+        most = MOST_NODES if self.max_nodes is None else self.max_nodes
+        total, row = 0, 1
+        for level in range(self.depth):
+            row *= self.width(level)
+            total += row
+            if total >= most:
+                return most
+        return total
 
 
 @runtime_checkable
@@ -319,6 +391,8 @@ class Step:
     verdict: Verdict
     tokens: tuple[int, ...]  # what was committed: verdict.tokens up to the cut
     seconds: Mapping[str, float] = field(default_factory=dict)
+    rows: int = 0  # that the target scored in this round, for all requests that shared it
+    requests: int = 1  # that shared it
 
     @property
     def accepted(self) -> int:

@@ -56,16 +56,4 @@ def cut(draft: Draft, legal: Sequence[bool]) -> Draft:
     for node, parent in enumerate(draft.parents):
         if (parent == ROOT or parent in kept) and (legal[node] or draft.kind[node] is Kind.SAMPLED):
             kept.append(node)
-    if len(kept) == len(draft):
-        return draft
-    at = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
-    rows = {row: i for i, row in enumerate(sorted({draft.row_of[node] for node in kept} - {-1}))}
-    return Draft(
-        draft.root,
-        tokens=tuple(draft.tokens[node] for node in kept),
-        parents=tuple(at[draft.parents[node]] for node in kept),
-        kind=tuple(draft.kind[node] for node in kept),
-        origin=tuple(draft.origin[node] for node in kept),
-        rows=tuple(draft.rows[row] for row in rows),
-        row_of=tuple(rows.get(draft.row_of[node], -1) for node in kept),
-    )
+    return draft.keeping(kept)
