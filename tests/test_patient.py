@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from draftproof.audit.exact import LoopCase, deviation, emitted_law, identity_law, target_law
-from draftproof.audit.toys import chooser, exact_table, up_to
-from draftproof.base import Draft, Kind, Row
+from draftproof.audit.toys import Siblings, Text, chooser, chosen, distinct, exact_table, grower, independent, up_to
+from draftproof.base import Draft, Key, Kind, Plan, Row
 from draftproof.chance import PhiloxChance
 from draftproof.control import Fixed
 from draftproof.drafters import ModelDrafter
@@ -33,9 +33,31 @@ def law(row: Row, history: Sequence[int]) -> Row:
     return identity_law(row, history)
 
 
+class Even:
+    """Refuses everything, picks the first that has weight, and remembers the coins it was asked for."""
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+
+    def uniform(self, key: Key) -> float:
+        return 0.5
+
+    def coin(self, prob, key: Key) -> bool:
+        self.keys.append(key)
+        return False
+
+    def pick(self, weights, key: Key, k: int = 1) -> tuple[int, ...]:
+        return tuple(int(i) for i in np.flatnonzero(weights)[:k])
+
+
+WAYS: dict[str, Siblings] = {"independent": independent, "distinct": distinct, "chosen tree": chosen}
+
+
 def drafter(drafts: str, rule: str):
     if drafts == "chosen":
         return chooser(lambda history: (1, 0, END, NEVER)[len(history) % 4])
+    if drafts in WAYS:
+        return grower(Q, lambda root: (-1, -1, 0, 0, 1), [WAYS[drafts]])
     return ModelDrafter(TableTarget(Q, 4), kind_for(rule))
 
 
@@ -58,6 +80,28 @@ def case(rule: str, drafts: str, depth: int = 2) -> LoopCase:
 def test_the_emitted_law_is_the_targets(rule: str, drafts: str):
     made = case(rule, drafts)
     assert deviation(emitted_law(made), target_law(made)) == 0
+
+
+@pytest.mark.parametrize("drafts", WAYS)
+@pytest.mark.parametrize("rule", ["coupled", "recursive", "traversal"])
+def test_so_it_is_under_trees(rule: str, drafts: str):
+    made = replace(case(rule, drafts), max_tokens=3, rounds=1)
+    assert deviation(emitted_law(made), target_law(made)) == 0
+
+
+def test_nodes_keep_their_noise_when_others_are_gone():
+    """Two of four siblings have children that cannot be scored: the coins of all others are those of the whole tree."""
+    draft = grower(Q, lambda root: (-1, -1, 0, 0, 1, 1), [independent]).propose([Text([0])], [Plan(2)], [Even()])[0]
+    asked = Even()
+
+    class Rows(list):
+        def __getitem__(self, index):
+            if index == 1:
+                raise AdjustError("no token is left")
+            return P((0,))
+
+    patient(RULES["traversal"])(draft, Rows([None] * 7), asked)
+    assert {key.node for key in asked.keys} == {0, 1, 4, 5}
 
 
 @pytest.mark.parametrize("rule", CHAIN_RULES)

@@ -111,9 +111,7 @@ class Draft:
     origin: tuple[str, ...] = ()
     rows: tuple[Any, ...] = ()  # each a Row or a LazyRow
     row_of: tuple[int, ...] = ()
-    confidence: tuple[
-        float, ...
-    ] = ()  # how likely its drafter thinks each token, given its parent; () if it cannot say
+    confidence: tuple[float, ...] = ()  # how likely each token is, given its parent; () if not known
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -325,12 +323,14 @@ BINS = 8
 class Terms:
     """What drafting costs and how often it came true: drafters that see them draft as much as is expected to pay.
 
-    rounds[n]: seconds of a round that scores n nodes, without drafting them. levels: seconds of drafting one more level,
-    by origin. trust: by origin, how often a node of each rank among its siblings and each class of confidence was
-    accepted, given that its parent was, [ranks][BINS].
+    rounds[n]: seconds of a round that scores n nodes, without drafting them. base: tokens that the round yields
+    whatever is drafted: one, and those of the requests that share it. levels: seconds of drafting one more level, by
+    origin. trust: by origin, how often a node of each rank among its siblings and each class of confidence was
+    accepted, given that its parent was: [ranks][BINS + 1], the last entry for all classes together.
     """
 
     rounds: tuple[float, ...]
+    base: float = 1.0
     levels: Mapping[str, float] = field(default_factory=dict)
     trust: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
 
@@ -339,9 +339,9 @@ class Terms:
 class Plan:
     """How much to draft this round. Depth 0 is plain decoding.
 
-    A tree of at most `depth` levels, in which a node of level i has at most widths[i] children (one beyond them), and of
-    at most `max_nodes` nodes. origins: who drafts, of several drafters (None: all). terms: see there; without them as
-    much is drafted as the plan allows.
+    A tree of at most `depth` levels, in which a node of level i has at most widths[i] children (one beyond them), and
+    of at most `max_nodes` nodes. origins: who drafts, of several drafters (None: all). terms: see there; without them
+    as much is drafted as the plan allows. why: a controller's reason, for people.
     """
 
     depth: int = 0
@@ -349,6 +349,7 @@ class Plan:
     max_nodes: int | None = None
     origins: frozenset[str] | None = None
     terms: Terms | None = None
+    why: str = ""
 
     def width(self, level: int) -> int:
         """Most children of a node that has `level` nodes above it; the root has none."""
@@ -393,6 +394,7 @@ class Step:
     seconds: Mapping[str, float] = field(default_factory=dict)
     rows: int = 0  # that the target scored in this round, for all requests that shared it
     requests: int = 1  # that shared it
+    why: str = ""  # the controller's reason for the plan
 
     @property
     def accepted(self) -> int:
@@ -416,7 +418,7 @@ class Load:
 
 @runtime_checkable
 class Controller(Protocol):
-    """Decides how much to draft. Pure: the state is passed in and returned."""
+    """Decides how much to draft, from the past alone. All it knows of a request is the state it is passed and returns."""
 
     def init(self) -> Any: ...
 

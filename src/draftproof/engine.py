@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
-from .base import Context, Draft, Feed, Judge, Load, Plan, Round, Scores, Step, Target, Verdict
+from .base import Draft, Feed, Judge, Load, Plan, Round, Scores, Step, Target, Verdict
 from .commit import commit
 from .loop import Laps, LazyRows, note_prompt, wanted_of_prompt
 from .memory import KVMemory
@@ -177,8 +177,9 @@ class Engine:
                 self._read(turn, scores)
         kept = [self._commit(*each, verdict) for each, verdict in zip(rounds, verdicts, strict=True)]
         laps("commit")
-        self._count(scored)
-        self._tell([each for each in kept if each is not None], laps.take())
+        rows = sum(turn.rows for turn, _ in scored)
+        self._count(rows)
+        self._tell([each for each in kept if each is not None], laps.take(), rows)
         if self.config.check:
             self._compare()
         events, self._events = self._events, []
@@ -200,7 +201,7 @@ class Engine:
                 continue
             if self._seats.missing(seat) > 1:
                 behind.append((seat, plan))
-            elif self._grow(seat, len(seat.history) + plan.depth):
+            elif self._grow(seat, len(seat.history) + plan.nodes):
                 turns.append(_Turn(seat, (seat.history[-1],), plan, len(seat.history) - 1))
         self._propose(turns)
         most = self.config.max_num_batched_tokens
@@ -209,7 +210,7 @@ class Engine:
         for seat, plan in behind:
             turn = self._piece(seat, plan, room) if room and seat.runs else None
             if turn is not None:
-                room -= turn.rows + (turn.plan or Plan()).depth
+                room -= turn.rows + (turn.plan or Plan()).nodes
                 pieces.append(turn)
         self._propose(pieces)
         return [turn for turn in turns + pieces if turn.seat.runs]  # who was taken his memory waits again
@@ -223,9 +224,9 @@ class Engine:
         self._seats.reuse(seat)
         missing = self._seats.missing(seat)
         at = len(seat.history) - missing
-        whole = missing + plan.depth <= room and not seat.request.notes_prompt
+        whole = missing + plan.nodes <= room and not seat.request.notes_prompt
         count = missing if whole else min(missing - 1, room)
-        if not self._grow(seat, at + count + (plan.depth if whole else 0)):
+        if not self._grow(seat, at + count + (plan.nodes if whole else 0)):
             return None
         return _Turn(seat, tuple(seat.history[at : at + count]), plan if whole else None, at)
 
@@ -271,7 +272,9 @@ class Engine:
 
         return self._guarded(turn.seat, act)
 
-    def _tell(self, kept: Sequence[tuple[_Turn, Verdict, tuple[int, ...]]], seconds: dict[str, float]) -> None:
+    def _tell(
+        self, kept: Sequence[tuple[_Turn, Verdict, tuple[int, ...]]], seconds: dict[str, float], rows: int
+    ) -> None:
         """Steps, for the controllers and the caller. Each of the requests waited for the whole round."""
         now = self._clock()
         for turn, verdict, tokens in kept:
@@ -279,7 +282,8 @@ class Engine:
             if seat.began is not None:
                 spent["prefill"] = max(0.0, now - seat.began - sum(seconds.values()))
                 seat.began = None
-            step = Step(turn.draft, verdict, tokens, spent)
+            why = "" if turn.plan is None else turn.plan.why
+            step = Step(turn.draft, verdict, tokens, spent, rows, len(kept), why)
             if self._guarded(seat, lambda seat, step=step: self._follow(seat, step)):
                 self._events.append(Event(seat.request, step))
                 self.counts.emitted += len(tokens)
@@ -293,9 +297,9 @@ class Engine:
         seat.state = seat.request.controller.update(seat.state, step)
         return True
 
-    def _count(self, scored: Sequence[tuple[_Turn, Scores]]) -> None:
+    def _count(self, rows: int) -> None:
         self.counts.rounds += 1
-        self.counts.rows += sum(turn.rows for turn, _ in scored)
+        self.counts.rows += rows
         self.counts.most_running = max(self.counts.most_running, len(self._seats.running))
 
     # errors end one request
@@ -346,7 +350,7 @@ class Engine:
         if keeper is not None:
             problem = keeper.check(seat.guide, seat.history)
         else:
-            replay = seat.drafter.open(Context(request.law, self._target.vocab_size, request.capacity))
+            replay = seat.drafter.open(self._seats.context(seat))
             seat.drafter.commit([replay], [list(seat.history)])
             problem = None if replay == seat.guide else "its state is not that of a replay"
         return None if problem is None else f"drafter: {problem}"

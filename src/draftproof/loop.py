@@ -37,7 +37,7 @@ def decode(
     history = list(prompt)
     capacity = len(prompt) + output.limit
     session = target.open(capacity)
-    guide = drafter.open(Context(law, target.vocab_size, capacity))
+    guide = drafter.open(Context(law, target.vocab_size, capacity, session))
     for at in range(0, len(prompt) - 1, PIECE):  # the last prompt token is the first pending one
         piece = prompt[at : min(at + PIECE, len(prompt) - 1)]
         [scores] = target.forward([Feed(session, tuple(piece), want=wanted_of_prompt(output, prompt, at, len(piece)))])
@@ -60,7 +60,7 @@ def decode(
         target.commit([session], [verdict.path[: len(kept) - 1]])  # the last token kept is the next pending one
         drafter.commit([guide], [kept])
         lap("commit")
-        step = Step(draft, verdict, kept, lap.take())
+        step = Step(draft, verdict, kept, lap.take(), rows=1 + len(draft), why=plan.why)
         state = controller.update(state, step)
         yield step
         lap.skip()

@@ -136,8 +136,13 @@ class Seats:
     def open(self, seat: Seat) -> None:
         request = seat.request
         seat.session = self._target.open(request.capacity)
-        seat.guide = request.drafter.open(Context(request.law, self._target.vocab_size, request.capacity))
+        seat.guide = request.drafter.open(self.context(seat))
         request.drafter.commit([seat.guide], [list(seat.history)])
+
+    def context(self, seat: Seat) -> Context:
+        """What the seat's drafter may know."""
+        request = seat.request
+        return Context(request.law, self._target.vocab_size, request.capacity, seat.session)
 
     def missing(self, seat: Seat) -> int:
         """Committed tokens that are not cached: 1 while it decodes."""

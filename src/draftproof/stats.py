@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -19,6 +20,7 @@ class Stats:
 
     rounds: target passes after the prompt. drafts: rounds in which something was drafted. drafted, accepted: tokens.
     bonus: rounds that accepted their whole draft and added a token. emitted: tokens of the text.
+    drafted_by, accepted_by: the same by origin. plain: rounds that drafted nothing. why: the controller's last reason.
     seconds: load is the model's, total the request's from prompt to end, without load. Under the engine a round's are
     those of all who shared it, and prefill is what went by before the request's first round: a prompt that fits into
     that round is read in its forward.
@@ -31,6 +33,10 @@ class Stats:
     bonus: int = 0
     emitted: int = 0
     rounding: int = 0
+    plain: int = 0
+    why: str = ""
+    drafted_by: dict[str, int] = field(default_factory=dict)
+    accepted_by: dict[str, int] = field(default_factory=dict)
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
@@ -44,6 +50,13 @@ class Stats:
         self.bonus += step.bonus
         self.emitted += len(step.tokens)
         self.rounding += step.verdict.rounding
+        self.plain += not len(step.draft)
+        self.why = step.why or self.why
+        for origin in step.draft.origin:
+            self.drafted_by[origin] = self.drafted_by.get(origin, 0) + 1
+        for node in step.verdict.path[: step.accepted]:
+            origin = step.draft.origin[node]
+            self.accepted_by[origin] = self.accepted_by.get(origin, 0) + 1
         for depth in depths(step.draft.parents):
             self._count(depth, self.drafted_per_position)
         for depth in range(1, step.accepted + 1):
@@ -86,6 +99,10 @@ class Stats:
             "bonus": self.bonus,
             "emitted": self.emitted,
             "rounding": self.rounding,
+            "plain": self.plain,
+            "why": self.why,
+            "drafted_by": dict(self.drafted_by),
+            "accepted_by": dict(self.accepted_by),
             "acceptance_length": self.acceptance_length,
             "acceptance_rate": self.acceptance_rate,
             "drafted_per_position": list(self.drafted_per_position),
@@ -95,7 +112,7 @@ class Stats:
         }
 
 
-_COUNTED = ("rounds", "drafts", "drafted", "accepted", "bonus", "emitted", "rounding")
+_COUNTED = ("rounds", "drafts", "drafted", "accepted", "bonus", "emitted", "rounding", "plain")
 
 
 def together(parts: Sequence[Stats]) -> Stats:
@@ -106,4 +123,15 @@ def together(parts: Sequence[Stats]) -> Stats:
         for name in ("drafted_per_position", "accepted_per_position")
     )
     seconds = {phase: max(part.seconds[phase] for part in parts) for phase in PHASES}
-    return Stats(**counts, drafted_per_position=drafted, accepted_per_position=accepted, seconds=seconds)
+    drafted_by, accepted_by = (
+        dict(sum((Counter(getattr(part, name)) for part in parts), Counter())) for name in ("drafted_by", "accepted_by")
+    )
+    return Stats(
+        **counts,
+        why=next((part.why for part in reversed(parts) if part.why), ""),
+        drafted_by=drafted_by,
+        accepted_by=accepted_by,
+        drafted_per_position=drafted,
+        accepted_per_position=accepted,
+        seconds=seconds,
+    )

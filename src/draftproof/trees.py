@@ -68,3 +68,19 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
         path.append(node)
         node = parents[node]
     return path[::-1]
+
+
+def follow(tokens: Sequence[int], parents: Sequence[int], text: Sequence[int]) -> list[int]:
+    """The nodes from the root down along `text`, as far as the tree goes with it.
+
+    >>> follow([7, 8, 9], [-1, -1, 1], [8, 9, 9])
+    [1, 2]
+    """
+    path: list[int] = []
+    node = ROOT
+    for token in text:
+        node = next((child for child in children(parents, node) if tokens[child] == token), ROOT)
+        if node == ROOT:
+            break
+        path.append(node)
+    return path

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..base import Chance, Context, Draft, Feed, Key, Kind, LazyRow, Plan, Purpose, Row, Session, Target, token_key
-from ..laws import fit
-from ..sampling import AdjustError
+from ..base import Chance, Context, Draft, Feed, Kind, Plan, Row, Session, Target
+from ..trees import follow
+from .grow import Growing, grow
 
 
 @dataclass(slots=True)
@@ -17,32 +17,20 @@ class _Guide:
     context: Context
     model: Session
     tokens: list[int] = field(default_factory=list)  # committed
-    fed: list[int] = field(default_factory=list)  # what the model's cache holds, drafted tokens included
-    agreed: int = 0  # how much of `fed` is known to be committed text
+    cached: int = 0  # how many of them the model's cache holds
+    feed: Feed | None = None  # what the model read after them and was not told the end of
 
 
 def _no_law(logits: np.ndarray, history: Sequence[int]) -> Row:
     raise ValueError("law: a kept text is not gone on with")
 
 
-@dataclass(slots=True)
-class _Growing:
-    """One session's draft under way."""
-
-    guide: _Guide
-    chance: Chance
-    depth: int
-    pending: tuple[int, ...]  # what the model is fed next
-    drafted: list[int] = field(default_factory=list)
-    rows: list[Row | LazyRow] = field(default_factory=list)
-
-
 class ModelDrafter:
-    """Draws a chain from `model`, under the request's own sampling law.
+    """Draws chains and trees from `model`, under the request's own sampling law.
 
     kind: Kind.COUPLED draws with the target's noise (for the coupled rule), Kind.SAMPLED with noise of its own (for
-    token and block). The draft carries the very arrays that the tokens were drawn from. The cache follows commits:
-    before drafting it is cut to what it shares with the committed text and fed what it lacks.
+    the others). The draft carries the very arrays that the tokens were drawn from. The cache follows commits: of the
+    nodes that the model has read those on the committed path are kept, before it reads what it lacks.
     """
 
     def __init__(self, model: Target, kind: Kind, name: str = "model") -> None:
@@ -58,75 +46,62 @@ class ModelDrafter:
             session.tokens += new
 
     def propose(self, sessions: Sequence[_Guide], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
-        """All sessions together: one forward a depth."""
+        """All sessions together: one forward a level."""
         growing = [self._begin(*each) for each in zip(sessions, plans, chances, strict=True)]
-        while active := [each for each in growing if len(each.drafted) < each.depth]:
-            feeds = [Feed(each.guide.model, each.pending, want=(len(each.pending) - 1,)) for each in active]
-            scores = self._model.forward(feeds)
-            self._model.commit([feed.session for feed in feeds], [()] * len(feeds))
-            for each in active:  # all of them, before a draw that may fail
-                each.guide.fed += each.pending
-            for each, found in zip(active, scores, strict=True):
-                self._draw(each, found.logits[0])
-        return [
-            Draft.chain(len(each.guide.tokens), each.drafted, self._kind, self._name, each.rows) for each in growing
-        ]
+        try:
+            grow(self._model, growing)
+        finally:
+            for guide, each in zip(sessions, growing, strict=True):
+                if each.feed is not None and each.known:
+                    nodes = each.known - len(each.pending)
+                    guide.feed = Feed(guide.model, each.feed.tokens[: each.known], each.feed.parents[:nodes])
+        return [each.draft() for each in growing]
 
-    def _begin(self, guide: _Guide, plan: Plan, chance: Chance) -> _Growing:
-        depth = min(plan.depth, self._model.max_context - len(guide.tokens) + 1)  # the last drafted token is never fed
-        pending = self._repair(guide) if depth > 0 else (0,)
+    def _begin(self, guide: _Guide, plan: Plan, chance: Chance) -> Growing:
+        # the last level is never fed
+        depth = min(plan.depth, self._model.max_context - len(guide.tokens) + 1)
+        pending = (0,)
+        if depth > 0:
+            self._settle(guide)
+            pending = tuple(guide.tokens[guide.cached :])
         if max(pending) >= self._model.vocab_size:  # an id of the target's padding: this model has no embedding for it
             depth = 0
-        return _Growing(guide, chance, depth, pending)
+        plan = replace(plan, depth=max(depth, 0))
+        return Growing(guide.context, guide.model, guide.tokens, pending, plan, chance, self._kind, self._name)
 
-    def _draw(self, each: _Growing, logits: np.ndarray) -> None:
-        root, i = len(each.guide.tokens), len(each.drafted)
-        key = token_key(root + i) if self._kind is Kind.COUPLED else Key(root, i, Purpose.DRAFT, i)
-        try:
-            row = self._law(each.guide.context, logits, [*each.guide.tokens, *each.drafted])
-            (token,) = each.chance.pick(row, key)  # a law may be lazy: what is wrong with it shows here at the latest
-        except AdjustError:  # a path that the request's own options do not allow: no reason to end it
-            each.depth = i
+    def _settle(self, guide: _Guide) -> None:
+        """Keep of the rows that the model read those that became text, but never all of the text: its last token is
+        what the next draft begins with."""
+        feed, guide.feed = guide.feed, None
+        if feed is None:
             return
-        except ValueError as error:
-            raise ValueError(f"draft model {self._name}: {error}") from error
-        each.rows.append(row)
-        each.drafted.append(token)
-        each.pending = (token,)
-
-    def _repair(self, guide: _Guide) -> tuple[int, ...]:
-        """Cut the cache to the committed text; return the committed tokens it lacks, at least the last one."""
-        limit = min(len(guide.fed), len(guide.tokens) - 1)
-        while guide.agreed < limit and guide.fed[guide.agreed] == guide.tokens[guide.agreed]:
-            guide.agreed += 1
-        if guide.agreed < len(guide.fed):
-            self._model.truncate(guide.model, guide.agreed)
-            del guide.fed[guide.agreed :]
-        return tuple(guide.tokens[guide.agreed :])
-
-    def _law(self, context: Context, logits: np.ndarray, history: Sequence[int]) -> Row | LazyRow:
-        row = context.law(logits[: context.vocab_size], history)
-        return row if len(row) == context.vocab_size else fit(np.asarray(row), context.vocab_size)
+        after = guide.cached + feed.committed
+        nodes = feed.tokens[feed.committed :]
+        path = follow(nodes, feed.parents, guide.tokens[after:-1])
+        self._model.commit([guide.model], [path])
+        guide.cached = after + len(path)
+        if guide.cached >= len(guide.tokens):  # nothing was committed since
+            guide.cached = len(guide.tokens) - 1
+            self._model.truncate(guide.model, guide.cached)
 
     def kv_cost(self, tokens: int) -> int:
         return self._model.kv_cost(tokens)
 
     def close(self, session: _Guide) -> None:
         self._model.close(session.model)
-        session.fed.clear()
-        session.agreed = 0
+        session.cached, session.feed = 0, None
 
     def keep(self, session: _Guide) -> _Guide:
-        self._repair(session)
-        context = replace(session.context, law=_no_law)  # the request's own may hold on to much
-        return _Guide(context, self._model.keep(session.model), fed=list(session.fed))
+        self._settle(session)
+        context = replace(session.context, law=_no_law, target_session=None)  # the request's own may hold on to much
+        return _Guide(context, self._model.keep(session.model), cached=session.cached)
 
     def adopt(self, session: _Guide, donor: _Guide, length: int) -> None:
-        kept = donor.fed[:length]
-        self._model.adopt(session.model, donor.model, len(kept))
-        session.fed = kept
+        session.cached = min(donor.cached, length)
+        self._model.adopt(session.model, donor.model, session.cached)
 
     def check(self, session: _Guide, tokens: Sequence[int]) -> str | None:
         if session.tokens != list(tokens):
             return f"was told {len(session.tokens)} tokens, not the {len(tokens)} that were committed"
-        return self._model.check(session.model, session.fed)
+        self._settle(session)
+        return self._model.check(session.model, session.tokens)

@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..base import Chance, Context, Draft, Plan
+from ..base import Chance, Context, Draft, Kind, Plan
+from .outlook import paying
+
+_SURE = (0.4, 0.6, 0.75, 0.85)
+"""Confidence after a match of 1, 2, 3 and more tokens; a controller finds out how much it is worth."""
 
 
 @dataclass(slots=True)
@@ -49,18 +53,23 @@ class NGramDrafter:
 
     def _propose(self, session: _History, plan: Plan) -> Draft:
         tokens = session.tokens
-        start = self._match(session) if plan.depth > 0 else None
+        start, size = self._match(session) if plan.depth > 0 else (None, 0)
         if start is None:
             return Draft(len(tokens))
         drafted: list[int] = []
-        for i in range(start, start + plan.depth):
+        n = min(plan.depth, plan.nodes)
+        for i in range(start, start + n):
             drafted.append(tokens[i] if i < len(tokens) else drafted[i - len(tokens)])
-        return Draft.chain(len(tokens), drafted, origin="ngram")
+        sure = tuple(_SURE[min(size + i, len(_SURE)) - 1] for i in range(n))  # what was copied makes the match longer
+        chain = tuple(range(-1, n - 1))
+        draft = Draft(len(tokens), tuple(drafted), chain, (Kind.CHOSEN,) * n, ("ngram",) * n, (), (-1,) * n, sure)
+        return paying(draft, plan.terms)
 
-    def _match(self, session: _History) -> int | None:
+    def _match(self, session: _History) -> tuple[int | None, int]:
+        """Where the longest match goes on, and its size."""
         for size in self._sizes:
             if size <= len(session.tokens):
                 start = session.follows.get(tuple(session.tokens[-size:]))
                 if start is not None:
-                    return start
-        return None
+                    return start, size
+        return None, 0

@@ -1,0 +1,118 @@
+"""As much as pays: the controller that measures.
+
+Sequoia (Chen et al. 2024, 2402.12374, §3.2) and others choose a tree for hardware; here costs and acceptances are
+measured while a request runs, and a round drafts what maximises expected tokens a second, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..base import Load, Plan, Step, Terms
+from ..drafters.outlook import expected_rate
+from .costs import Costs
+from .fixed import planned
+from .record import Record
+
+_GAIN = 1.01  # drafting must promise so much more than plain decoding
+_PROBE = 32  # rounds until a drafter that was switched off is tried again; twice as many after each failure
+_LONGEST = 16 * _PROBE
+_NODES = 23  # most of them: with the committed token's row three times eight
+
+
+@dataclass(slots=True)
+class _Rest:
+    """A drafter that was switched off."""
+
+    until: int
+    wait: int
+
+
+@dataclass(slots=True)
+class _State:
+    record: Record
+    rounds: int = 0
+    resting: dict[str, _Rest] = field(default_factory=dict)
+    others: float = 0.0  # rows of a request that shares the round, as they were last
+    tokens: float = 1.0  # that a round of this request yields, of late
+
+
+class Cost:
+    """Plans for one request after another of the drafters `origins`.
+
+    costs, record: what is known of this machine and of the requests before, kept up to date by every request. models:
+    those of the origins whose drafting costs time. depth, widths: most levels, and children a node. most_requests:
+    nothing while more share a round.
+    """
+
+    def __init__(
+        self,
+        origins: Sequence[str],
+        models: Sequence[str] = (),
+        *,
+        costs: Costs | None = None,
+        record: Record | None = None,
+        depth: int = 16,
+        widths: tuple[int, ...] = (),
+        most_requests: int | None = None,
+    ) -> None:
+        self._origins, self._models = tuple(origins), frozenset(models)
+        self._costs, self._record = costs or Costs(), record or Record(fade=0.998)
+        self._depth, self._widths, self._most_requests = depth, widths, most_requests
+
+    def init(self) -> _State:
+        return _State(Record(self._record))
+
+    def plan(self, state: _State, load: Load) -> Plan:
+        plan = planned(load, self._depth, self._widths, self._most_requests)
+        if plan.depth == 0:
+            return plan
+        nodes = min(_NODES, plan.nodes, load.remaining - 1)
+        terms = self._terms(state, load, nodes)
+        plain = terms.base / terms.rounds[0]
+        gains = {origin: expected_rate(terms, origin, plan) / plain for origin in self._origins}
+        awake = [origin for origin in self._origins if self._is_awake(state, origin, gains[origin])]
+        due = [o for o in self._origins if o in state.resting and state.rounds >= state.resting[o].until]
+        if due:
+            return Plan(min(2, plan.depth), (), 2, frozenset(due[:1]), why=f"trying {due[0]} again")
+        best = max(gains, key=lambda origin: gains[origin])
+        if not awake:
+            return Plan(why=f"off: expected {gains[best]:.2f}x")
+        why = f"{best}: expected {gains[best]:.2f}x"
+        return Plan(plan.depth, self._widths, nodes, frozenset(awake), terms, why)
+
+    def _is_awake(self, state: _State, origin: str, gain: float) -> bool:
+        """Whether it drafts; one that no longer pays is put to rest."""
+        rest = state.resting.get(origin)
+        if rest is None and gain < _GAIN:
+            state.resting[origin] = _Rest(state.rounds + _PROBE, _PROBE)
+        return origin not in state.resting
+
+    def _terms(self, state: _State, load: Load, nodes: int) -> Terms:
+        mates = load.requests - 1
+        rounds = self._costs.rounds(load.context, round(mates * state.others), nodes, smooth=mates > 0)
+        levels: Mapping[str, float] = {
+            origin: seconds for origin in self._models if (seconds := self._costs.level(origin)) is not None
+        }
+        trust = {origin: state.record.table(origin) for origin in self._origins}
+        return Terms(rounds, 1 + mates * state.tokens, levels, trust)
+
+    def update(self, state: _State, step: Step) -> _State:
+        self._costs.add(step, self._models)
+        state.record.add(step)
+        state.rounds += 1
+        state.others = min(step.rows / max(step.requests, 1), 1 + _NODES)
+        state.tokens += 0.1 * (len(step.tokens) - state.tokens)
+        for origin in set(step.draft.origin) & set(state.resting):
+            self._tried(state, origin, step)
+        return state
+
+    def _tried(self, state: _State, origin: str, step: Step) -> None:
+        """A drafter that rests was asked again: it wakes if it was right, and its failures of then are forgotten."""
+        rest = state.resting[origin]
+        if step.accepted:
+            del state.resting[origin]
+            state.record.forget(origin)
+        else:
+            state.resting[origin] = _Rest(state.rounds + min(2 * rest.wait, _LONGEST), min(2 * rest.wait, _LONGEST))

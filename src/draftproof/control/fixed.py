@@ -1,0 +1,42 @@
+"""Always the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..base import Load, Plan, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Always `depth` levels of these `widths`, but never a token that could not be emitted: the target adds one of its
+    own a round.
+
+    most_requests: nothing while more of them share a round. A row of a wide forward is not free, and then costs more
+    than guesses bring.
+    """
+
+    depth: int
+    most_requests: int | None = None
+    widths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.depth < 0:
+            raise ValueError(f"num_speculative_tokens: {self.depth} is not allowed; it must be >= 0")
+
+    def init(self) -> None:
+        return None
+
+    def plan(self, state: None, load: Load) -> Plan:
+        return planned(load, self.depth, self.widths, self.most_requests)
+
+    def update(self, state: None, step: Step) -> None:
+        return None
+
+
+def planned(load: Load, depth: int, widths: tuple[int, ...], most_requests: int | None) -> Plan:
+    """A plan within what a request may still emit: as many levels, and as many nodes, for which it has room."""
+    if most_requests is not None and load.requests > most_requests:
+        return Plan(why=f"off: more than {most_requests} requests")
+    left = max(load.remaining - 1, 0)
+    return Plan(min(depth, left), widths, max_nodes=left if widths else None)

@@ -1,0 +1,181 @@
+"""Growing draft trees from a model's laws: one forward a level, for all requests together.
+
+COUPLED nodes are the tokens that the target's own noise likes best under the draft law; SAMPLED ones are drawn without
+replacement, each with the law that it was drawn from. Nodes that share a path share one row of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..base import ROOT, Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose, Row, Session, Target, token_key
+from ..laws import fit, total, without
+from ..sampling import AdjustError
+from ..trees import path_to
+from .outlook import mean_trust, rate
+from .worth import best_count, trusted
+
+
+@dataclass(slots=True)
+class Growing:
+    """A draft under way. pending: committed tokens that `session` has yet to read, at least the last one."""
+
+    context: Context
+    session: Session
+    history: Sequence[int]  # committed
+    pending: tuple[int, ...]
+    plan: Plan
+    chance: Chance
+    kind: Kind
+    origin: str
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
+    row_of: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    reach: list[float] = field(default_factory=list)  # estimated probability that a node's whole path is accepted
+    fed: list[int] = field(default_factory=list)  # the nodes that the model has read, in that order
+    front: list[int] = field(default_factory=lambda: [ROOT])  # those whose children come next
+    levels: int = 0
+    known: int = 0  # rows of the feed that the model has read
+    feed: Feed | None = None  # the last one
+
+    def next_feed(self) -> Feed:
+        """The rows of the front, after all that was fed before."""
+        self.fed += [node for node in self.front if node != ROOT]
+        at = {ROOT: ROOT} | {node: i for i, node in enumerate(self.fed)}
+        tokens = (*self.pending, *(self.tokens[node] for node in self.fed))
+        parents = tuple(at[self.parents[node]] for node in self.fed)
+        first = len(tokens) - len(self.front)
+        self.feed = Feed(self.session, tokens, parents, tuple(range(first, len(tokens))), self.known)
+        return self.feed
+
+    def draft(self) -> Draft:
+        """What has grown; of nodes drawn with the target's noise only as many as pay."""
+        n = len(self.tokens)
+        whole = Draft(
+            len(self.history),
+            tuple(self.tokens),
+            tuple(self.parents),
+            (self.kind,) * n,
+            (self.origin,) * n,
+            tuple(self.rows),
+            tuple(self.row_of),
+            tuple(self.confidence),
+        )
+        terms = self.plan.terms
+        if terms is None or self.kind is not Kind.COUPLED:
+            return whole
+        count = best_count(sorted(self.reach, reverse=True), terms.rounds, terms.base)
+        return whole.keeping(sorted(_likeliest(self.reach)[:count]))
+
+
+def grow(model: Target, drafts: Sequence[Growing]) -> None:
+    """Grow all to their ends."""
+    active = [each for each in drafts if each.plan.depth > 0]
+    while active:
+        feeds = [each.next_feed() for each in active]
+        scores = model.forward(feeds)
+        for each, feed in zip(active, feeds, strict=True):  # all of them, before a draw that may fail
+            each.known = len(feed.tokens)
+        for each, found in zip(active, scores, strict=True):
+            _add_level(each, found.logits)
+        active = [each for each in active if each.front]
+
+
+def _add_level(each: Growing, logits: np.ndarray) -> None:
+    """The children of the front, and the new front: those of them that shall have children in turn."""
+    level: list[int] = []
+    for parent, row in zip(each.front, logits, strict=True):
+        level += _children(each, parent, row)
+    each.levels += 1
+    ends = each.levels >= each.plan.depth or len(each.tokens) >= each.plan.nodes
+    each.front = [] if ends else _worth_growing(each, level)
+
+
+def _children(each: Growing, parent: int, logits: np.ndarray) -> list[int]:
+    path = [each.tokens[node] for node in path_to(each.parents, parent)]
+    try:
+        row = law_of_row(each.context, logits, [*each.history, *path])
+        return _draw(each, parent, row, len(path))
+    except AdjustError:  # a path that the request's own options do not allow: no reason to end it
+        return []
+    except ValueError as error:
+        raise ValueError(f"draft model {each.origin}: {error}") from error
+
+
+def _draw(each: Growing, parent: int, row: Any, level: int) -> list[int]:
+    """Add up to as many children as planned. A law may be lazy: what is wrong with it shows here at the latest."""
+    most = min(each.plan.width(level), each.plan.nodes - len(each.tokens))
+    if most > 1:
+        most = min(most, int(np.count_nonzero(np.asarray(row))))
+    if each.kind is Kind.COUPLED:
+        picked = [(x, row) for x in each.chance.pick(row, token_key(len(each.history) + level), most)]
+    else:
+        picked = _distinct(each, row, level, most)
+    added, covered = [], 0.0
+    for rank, (x, law) in enumerate(picked):
+        # a later sibling can only be what the earlier ones are not: the mass they leave says more than its own
+        guess = float(row[x]) if rank == 0 else (1 - covered) / 2
+        covered += float(row[x])
+        added.append(_add(each, parent, x, law, rank, min(max(guess, 0.0), 1.0)))
+    return added
+
+
+def _distinct(each: Growing, law: Row, level: int, most: int) -> list[tuple[int, Row]]:
+    """Draws without replacement, each with noise of its own, and the law of each given the earlier ones."""
+    picked: list[tuple[int, Row]] = []
+    for i in range(most):
+        key = Key(len(each.history), level, Purpose.DRAFT, len(each.tokens) + i)
+        (x,) = each.chance.pick(law, key)
+        picked.append((x, law))
+        if i + 1 < most:
+            rest = without(np.asarray(law), x)
+            law = rest / total(rest)
+    return picked
+
+
+def _add(each: Growing, parent: int, token: int, law: Any, rank: int, guess: float) -> int:
+    if not each.rows or each.rows[-1] is not law:
+        each.rows.append(law)
+    terms = each.plan.terms
+    trust = None if terms is None else terms.trust.get(each.origin)
+    above = 1.0 if parent == ROOT else each.reach[parent]
+    each.tokens.append(token)
+    each.parents.append(parent)
+    each.row_of.append(len(each.rows) - 1)
+    each.confidence.append(guess)
+    each.reach.append(above * trusted(trust, rank, guess))
+    return len(each.tokens) - 1
+
+
+def _worth_growing(each: Growing, level: Sequence[int]) -> list[int]:
+    """Those of the newest nodes whose children are expected to pay for one more level; all, where nobody knows."""
+    terms = each.plan.terms
+    if terms is None:
+        return list(level)
+    cost = terms.levels.get(each.origin, 0.0)
+    trust, width = terms.trust.get(each.origin), each.plan.width(each.levels)
+    hoped = [(each.reach[node] * mean_trust(trust, rank), node) for node in level for rank in range(width)]
+    reaches = [*each.reach, *(reach for reach, _ in hoped)]
+    if rate(reaches, terms, (each.levels + 1) * cost) <= rate(each.reach, terms, each.levels * cost):
+        return []
+    rounds = [seconds + (each.levels + 1) * cost for seconds in terms.rounds]
+    count = best_count(sorted(reaches, reverse=True), rounds, terms.base)
+    kept = {i - len(each.reach) for i in _likeliest(reaches)[:count] if i >= len(each.reach)}
+    return sorted({hoped[i][1] for i in kept})
+
+
+def _likeliest(reaches: Sequence[float]) -> list[int]:
+    """Nodes by falling reach; parents first among equals, as they come first."""
+    return sorted(range(len(reaches)), key=lambda node: -reaches[node])
+
+
+def law_of_row(context: Context, logits: np.ndarray, history: Sequence[int]) -> Any:
+    """The request's own law of a draft model's row; the two may pad their vocabularies differently."""
+    row = context.law(logits[: context.vocab_size], history)
+    return row if len(row) == context.vocab_size else fit(np.asarray(row), context.vocab_size)
