@@ -418,7 +418,7 @@ class Load:
 
 @runtime_checkable
 class Controller(Protocol):
-    """Decides how much to draft, from the past alone. All it knows of a request is the state it is passed and returns."""
+    """Decides how much to draft, from the past alone. All it knows of a request is the state it is given."""
 
     def init(self) -> Any: ...
 

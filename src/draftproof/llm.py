@@ -19,9 +19,8 @@ import torch
 from tqdm.auto import tqdm
 
 from .assemble import Known, chain_for, drafter_under, output_for
-from .base import Controller, Drafter
-from .control import Fixed
-from .drafters import ModelDrafter, NGramDrafter, NoDrafter
+from .contrasting import ContrastiveConfig
+from .drafting import drafting_for
 from .engine import Engine, EngineConfig
 from .generation import default_params, end_ids, not_applied
 from .grammar import Grammars
@@ -30,7 +29,7 @@ from .kernels import use_threads, warm
 from .kernels.lazy import KernelChance, fused, judge, raw_law_of
 from .loop import decode
 from .memory import KVMemory
-from .models.load import Loaded, load, require_known, require_same_vocabulary
+from .models.load import Loaded, load, require_known
 from .models.sizes import kv_bytes_per_token, kv_memory_here, readable
 from .replies import Completion, Delta, Reply, RequestOutput
 from .rules import LOSSY
@@ -45,9 +44,11 @@ class LLM:
 
     dtype: bfloat16, float32, float16. device: auto, cpu, cuda, ... threads: torch's, None leaves them. exact: "bits"
     pads forwards so that the same seed gives the same text with speculation on or off, where this machine can
-    (`claim` says); "law" pads nothing. The rest is vLLM's: most requests at once, most rows of a forward, the bound on
-    KV memory (None: half of what is free, at most 4 GiB), whether texts that begin alike are computed once; and check,
-    which compares all caches with a replay after every round.
+    (`claim` says); "law" pads nothing. contrastive: {"model": AMATEUR, "alpha": 0.1, "beta": 0.5} decodes from the
+    model against a smaller one, which drafts too under speculative_config's method "auto". The rest is vLLM's: most
+    requests at once, most rows of a forward, the bound on KV memory (None: half of what is free, at most 4 GiB),
+    whether texts that begin alike are computed once; and check, which compares all caches with a replay after every
+    round.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LLM:
         model: str,
         *,
         speculative_config: Mapping[str, Any] | None = None,
+        contrastive: Mapping[str, Any] | None = None,
         dtype: str = "bfloat16",
         device: str = "auto",
         threads: int | None = None,
@@ -76,18 +78,29 @@ class LLM:
         if kv_cache_memory_bytes is not None:
             check_integer("kv_cache_memory_bytes", kv_cache_memory_bytes, lambda n: n >= 1, ">= 1")
         speculation = SpeculativeConfig.of({"method": "none"} if speculative_config is None else speculative_config)
+        contrast = None if contrastive is None else ContrastiveConfig.of(contrastive)
+        if contrast is not None and speculation.method == "auto" and speculation.model is None:
+            speculation = replace(speculation, model=contrast.model)
+        if contrast is not None and "early_exit" in speculation.parts:
+            raise ValueError(
+                "contrastive: it does not go with method 'early_exit'; the first layers are the expert's alone"
+            )
         self._load = partial(load, dtype=dtype, device=device, exact=exact, cache_dir=cache_dir, notify=notify)
-        self._config, self.exact = config, exact
+        self._config, self.exact, self._cache_dir, self._notify = config, exact, cache_dir, notify
         self._kv_limit = kv_memory_here(device) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
-        names = [model] if speculation.model is None else [model, speculation.model]
-        size = sum(kv_bytes_per_token(name, dtype, cache_dir, notify) for name in names)
+        names = [model, speculation.model, None if contrast is None else contrast.model]
+        size = sum(kv_bytes_per_token(name, dtype, cache_dir, notify) for name in names if name is not None)
         notify(
             f"KV memory: at most {readable(self._kv_limit)}, room for {self._kv_limit // size:,} tokens of "
             f"{readable(size)}"
         )
         began = time.perf_counter()
         warm(notify)
-        self.loaded = self._load(model)
+        self.loaded, self._contrast = self._load(model), contrast
+        self._amateur = None
+        if contrast is not None:
+            self._amateur = self._load(contrast.model)
+            self.loaded = contrast.of_models(self.loaded, self._amateur)
         self._provide(self.loaded)
         self._end_ids = end_ids(self.loaded.generation, self.loaded.tokenizer.eos_token_id)
         self._known = Known(self.loaded.tokenizer, self.loaded.target.vocab_size, self._end_ids)
@@ -104,18 +117,22 @@ class LLM:
 
     def _speculate(self, speculation: SpeculativeConfig) -> None:
         self.speculation = speculation
-        self._draft_model: Loaded | None = None
-        if speculation.model is not None:
-            # a draft's bits cannot change the text, but a model must agree with itself when it drafts for itself
-            self._draft_model = self._load(speculation.model)
-            require_same_vocabulary(self.loaded, self._draft_model)
-            self._provide(self._draft_model)
-        self._drafter = self._make_drafter()
+        self._drafting = drafting_for(
+            speculation, self.loaded, self._load_draft, cache_dir=self._cache_dir, notify=self._notify
+        )
+
+    def _load_draft(self, name: str) -> Loaded:
+        # a draft's bits cannot change the text, but a model must agree with itself when it drafts for itself
+        if self._amateur is not None and name == self._amateur.name:
+            return self._amateur
+        loaded = self._load(name)
+        self._provide(loaded)
+        return loaded
 
     def speculating(self, config: Mapping[str, Any]) -> LLM:
         """The same loaded target under another `speculative_config`."""
-        other = copy(self)
-        other._speculate(SpeculativeConfig.of(config))
+        other, speculation = copy(self), SpeculativeConfig.of(config)
+        other._speculate(speculation if self._contrast is None else self._contrast.drafting(speculation))
         return other
 
     @property
@@ -173,21 +190,16 @@ class LLM:
             f"#{next(self._numbers)}" if name is None else name,
             ids,
             output_for(params, ids, limit, known),
-            drafter_under(grammar, self._drafter),
-            self._controller(),
+            drafter_under(grammar, self._drafting.drafter),
+            self._drafting.controller(),
             fused(self.speculation.verify, params, allow_lossy=self.speculation.allow_lossy),
             raw_law_of(params, chain),
             KernelChance(seed, index or 0),
         )
         stats = Stats()
         stats.seconds["load"] = self.load_seconds
-        return Reply(request, seed, self.effective_config(params, len(ids), limit), stats, index or 0)
-
-    def _controller(self) -> Controller:
-        speculation = self.speculation
-        if speculation.method == "none":
-            return Fixed(0)
-        return Fixed(speculation.num_speculative_tokens, speculation.disable_by_batch_size)
+        config = self.effective_config(params, len(ids), limit)
+        return Reply(request, seed, config, stats, index or 0, learn=self._drafting.learn)
 
     def start(self, prompt: Prompt, params: SamplingParams | None = None) -> Generation:
         """One request alone, through the oracle, not yet run; iterate over it to stream."""
@@ -348,14 +360,6 @@ class LLM:
             self.engine.abandon()
             self.busy.release()
 
-    def _make_drafter(self) -> Drafter:
-        spec = self.speculation
-        if spec.method == "ngram":
-            return NGramDrafter(spec.prompt_lookup_max, spec.prompt_lookup_min)
-        if self._draft_model is not None:
-            return ModelDrafter(self._draft_model.target, spec.kind, self._draft_model.name)
-        return NoDrafter()
-
     def effective_config(self, params: SamplingParams, prompt_tokens: int, limit: int) -> dict[str, Any]:
         target = self.loaded.target
         return {
@@ -367,7 +371,8 @@ class LLM:
             "claim": self.claim,
             "engine": asdict(self._config) | {"kv_cache_memory_bytes": self._kv_limit},
             "rows": asdict(target.plan),
-            "speculation": asdict(self.speculation),
+            "speculation": self._drafting.as_config(),
+            "contrastive": None if self._contrast is None else asdict(self._contrast),
             "sampling": as_config(params),
             "not_applied": not_applied(self.loaded.generation),
             "prompt_tokens": prompt_tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -90,10 +90,20 @@ class RequestOutput:
 
 
 class Reply:
-    """Follows one request. seed: of its chance. config, index: as in `Completion`."""
+    """Follows one request. seed: of its chance. config, index: as in `Completion`. learn: is told the answer's tokens
+    when it has ended."""
 
-    def __init__(self, request: Request, seed: int, config: dict[str, Any], stats: Stats, index: int = 0) -> None:
+    def __init__(
+        self,
+        request: Request,
+        seed: int,
+        config: dict[str, Any],
+        stats: Stats,
+        index: int = 0,
+        learn: Callable[[Sequence[int]], None] = lambda tokens: None,
+    ) -> None:
         self.request, self.seed, self.config, self.stats, self.index = request, seed, config, stats, index
+        self._learn = learn
         self._owners: list[Owner] = []  # whose each token is
         self._shown = 0  # characters given out
         self._token = 0  # whose text holds the next of them
@@ -101,6 +111,8 @@ class Reply:
     def add(self, step: Step) -> Delta:
         """A round of this request."""
         self.stats.add(step)
+        if self.request.output.finish_reason is not None:
+            self._learn(self.request.output.token_ids)
         self._owners += ["draft"] * step.accepted + ["target"] * (len(step.tokens) - step.accepted)
         return Delta(tuple(self._new_pieces()), step)
 

@@ -2,49 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from .base import Kind
 from .rules import NEEDS, RULES, rule_named, why_not
 from .sampling import check_integer
 
-METHODS = ("ngram", "draft_model", "none")
+METHODS = ("auto", "ngram", "suffix", "draft_model", "early_exit", "combined", "none")
+CONTROLS = ("fixed", "threshold", "cost")
+VOCABULARIES = ("auto", "same", "tli", "slem")
+
+_USUAL_DEPTH, _DEEPEST = 5, 16
+_USUAL_WIDTHS = (3, 2)
+_MOST_NODES = 256  # of a tree that is asked for
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """How to speculate; vLLM's names.
+    """How to speculate; vLLM's names where it has them.
 
-    method: "ngram" (prompt lookup), "draft_model" (needs `model`), "none". num_speculative_tokens: most tokens drafted
-    a round. disable_by_batch_size: draft nothing while more requests than this run at once. prompt_lookup_max,
-    prompt_lookup_min: n-gram sizes. verify: the rule; "coupled" keeps the text of a seed. allow_lossy: admit rules that
-    change what the model says.
+    method: "auto" (suffix lookup, and the draft model if there is one), "ngram" (prompt lookup), "suffix",
+    "draft_model" (needs `model`), "early_exit" (needs `early_exit_layers`), "combined" (of `drafters`), "none".
+    num_speculative_tokens: most levels drafted a round; "auto" lets the controller choose up to 16. controller:
+    "fixed", "threshold" (fewer when few are accepted) or "cost" (as many as pay, by measured costs). None, for both:
+    "auto" and "cost" under the coupled rule; 5 and "fixed" under others, whose text depends on what is drafted and so
+    would change with the clock. tree: children a node, level by level, "4x2x1". disable_by_batch_size: draft nothing
+    while more requests than this run at once. prompt_lookup_max, prompt_lookup_min: n-gram sizes. suffix_corpus: a
+    folder of texts to look suffixes up in, too. vocabulary: how to draft with another tokenizer ("tli", "slem").
+    draft_vocabulary: the draft model proposes ids below this alone, which makes its steps cheaper. verify: the rule;
+    "coupled" keeps the text of a seed. allow_lossy: admit rules that change what the model says.
     """
 
-    method: str = "ngram"
+    method: str = "auto"
     model: str | None = None
-    num_speculative_tokens: int = 5
+    num_speculative_tokens: int | Literal["auto"] | None = None
+    controller: str | None = None
+    tree: str | Sequence[int] | None = None
     disable_by_batch_size: int | None = None
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 1
+    early_exit_layers: int | None = None
+    drafters: Sequence[str] = ()
+    suffix_corpus: str | None = None
+    vocabulary: str = "auto"
+    draft_vocabulary: int | None = None
     verify: str = "coupled"
     allow_lossy: bool = False
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"method: {self.method!r} is unknown; known are {', '.join(METHODS)}")
-        if self.method == "draft_model" and self.model is None:
-            raise ValueError("model: None is not allowed; method 'draft_model' needs a draft model's name")
-        if self.method != "draft_model" and self.model is not None:
-            raise ValueError(f"model: {self.model!r} is not used by method {self.method!r}; use method 'draft_model'")
+        _require_known("method", self.method, METHODS)
+        _require_known("vocabulary", self.vocabulary, VOCABULARIES)
+        if self.controller is not None:
+            _require_known("controller", self.controller, CONTROLS)
         if not isinstance(self.allow_lossy, bool):
             raise ValueError(f"allow_lossy: {self.allow_lossy!r} is not allowed; it must be True or False")
         rule_named(self.verify, allow_lossy=self.allow_lossy, argument="verify")
-        check_integer("num_speculative_tokens", self.num_speculative_tokens, lambda n: 0 <= n <= 1024, "in 0 .. 1024")
-        if self.disable_by_batch_size is not None:
-            check_integer("disable_by_batch_size", self.disable_by_batch_size, lambda n: n >= 1, ">= 1, or None")
+        self._require_numbers()
+        self._require_drafters()
+        self._require_rule_for_drafts()
+
+    def _require_numbers(self) -> None:
+        tokens = self.num_speculative_tokens
+        if tokens is not None and tokens != "auto":
+            check_integer("num_speculative_tokens", tokens, lambda n: 0 <= n <= 1024, "in 0 .. 1024, or 'auto'")
+        if tokens == "auto" and self.controller == "fixed":
+            raise ValueError("num_speculative_tokens: 'auto' is not allowed with controller 'fixed'; give a number")
+        optional = ("disable_by_batch_size", "early_exit_layers", "draft_vocabulary")
+        for name in optional:
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), lambda n: n >= 1, ">= 1, or None")
         check_integer("prompt_lookup_min", self.prompt_lookup_min, lambda n: n >= 1, ">= 1")
         check_integer(
             "prompt_lookup_max",
@@ -52,31 +80,107 @@ class SpeculativeConfig:
             lambda n: n >= self.prompt_lookup_min,
             f">= prompt_lookup_min ({self.prompt_lookup_min})",
         )
-        self._require_rule_for_drafts()
+        levels = widths_of(self.tree)
+        if isinstance(tokens, int) and len(levels) > tokens:
+            raise ValueError(
+                f"num_speculative_tokens: {tokens} is not allowed; it must be >= {len(levels)}, the levels of the tree"
+            )
+
+    def _require_drafters(self) -> None:
+        """That what is given is used, and what is needed is there."""
+        if isinstance(self.drafters, str) or not all(isinstance(part, str) for part in self.drafters):
+            raise ValueError(
+                f"drafters: {self.drafters!r} is not allowed; give a list, such as ['suffix', 'draft_model']"
+            )
+        if (self.method == "combined") != bool(self.drafters):
+            raise ValueError(f"drafters: {list(self.drafters)} with method {self.method!r}; they go with 'combined'")
+        parts = self.parts
+        for part in parts:
+            _require_known("drafters", part, METHODS[1:5])
+        if len(set(parts)) < len(parts):
+            raise ValueError(f"drafters: {list(parts)} is not allowed; each may be there once")
+        needs = (("model", "draft_model"), ("early_exit_layers", "early_exit"), ("suffix_corpus", "suffix"))
+        for name, part in needs:
+            if getattr(self, name) is not None and part not in parts:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not used by method {self.method!r}; use {part!r}")
+        for name, part in needs[:2]:
+            if getattr(self, name) is None and part in parts:
+                raise ValueError(f"{name}: None is not allowed; method {part!r} needs one")
+        for name, usual in (("draft_vocabulary", None), ("vocabulary", "auto")):
+            if getattr(self, name) != usual and "draft_model" not in parts:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not used by method {self.method!r}")
+
+    # what follows from it
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The drafters, in the order in which they are asked."""
+        if self.method == "none":
+            return ()
+        if self.method == "auto":
+            return ("suffix",) if self.model is None else ("suffix", "draft_model")
+        if self.method != "combined":
+            return (self.method,)
+        return tuple(sorted(self.drafters, key=lambda part: part in ("draft_model", "early_exit")))
+
+    @property
+    def control(self) -> str:
+        if self.controller is not None:
+            return self.controller
+        if self.num_speculative_tokens == "auto":
+            return "cost"
+        return "cost" if self.num_speculative_tokens is None and self._free and self.tree is None else "fixed"
+
+    @property
+    def _free(self) -> bool:
+        """Whether what is drafted leaves the text alone."""
+        return self.verify == "coupled"
+
+    @property
+    def depth(self) -> int:
+        """Most levels of a draft."""
+        if self.method == "none":
+            return 0
+        if isinstance(self.num_speculative_tokens, int):
+            return self.num_speculative_tokens
+        if self.control == "cost":
+            return max(_DEEPEST, len(widths_of(self.tree)))
+        return len(widths_of(self.tree)) or _USUAL_DEPTH
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Most children a node, by level."""
+        if self.tree is not None:
+            return widths_of(self.tree)
+        return _USUAL_WIDTHS if self.control == "cost" and self.takes_trees else ()
+
+    @property
+    def takes_trees(self) -> bool:
+        return NEEDS[self.verify].shape == "tree"
 
     @property
     def kind(self) -> Kind:
-        """How tokens are drafted: chosen, drawn with the target's noise if the rule takes that, or drawn."""
-        return self._kind_under(self.verify)
+        """How a model draws: with the target's noise if the rule takes that, or with its own."""
+        return Kind.COUPLED if NEEDS[self.verify].coupled else Kind.SAMPLED
 
-    def _kind_under(self, rule: str) -> Kind:
-        if self.method != "draft_model":
-            return Kind.CHOSEN
-        return Kind.COUPLED if NEEDS[rule].coupled else Kind.SAMPLED
-
-    def _cannot(self, rule: str, depth: int) -> bool:
-        """Whether `rule` could not verify what this method drafts: chains, so far."""
-        return why_not(rule, range(-1, depth - 1), (self._kind_under(rule),) * depth) is not None
+    def _cannot(self, rule: str, depth: int) -> str | None:
+        """Why `rule` could not verify what is drafted under it."""
+        kind = Kind.CHOSEN
+        if {"draft_model", "early_exit"} & set(self.parts) and self.vocabulary != "slem":
+            kind = Kind.COUPLED if NEEDS[rule].coupled else Kind.SAMPLED
+        parents = full_tree(widths_of(self.tree), depth)
+        return why_not(rule, parents, (kind,) * len(parents))
 
     def _require_rule_for_drafts(self) -> None:
-        depth = 0 if self.method == "none" else self.num_speculative_tokens
-        if not self._cannot(self.verify, depth):
+        depth = self.depth
+        if not depth or self._cannot(self.verify, depth) is None:
             return
-        able = [rule for rule in RULES if not self._cannot(rule, depth)]
-        one = "" if self._cannot(self.verify, 1) else ", or draft one token (num_speculative_tokens 1)"
+        able = [rule for rule in RULES if self._cannot(rule, depth) is None]
+        one = "" if self._cannot(self.verify, 1) or self.tree else ", or draft one token (num_speculative_tokens 1)"
+        form = f"a chain of up to {depth} tokens" if self.tree is None else f"a tree, {self.tree}"
         raise ValueError(
-            f"verify: {self.verify!r} takes {NEEDS[self.verify].takes}, but {self.method} drafts a chain of up to "
-            f"{depth} tokens; use {', '.join(able)}{one}"
+            f"verify: {self.verify!r} takes {NEEDS[self.verify].takes}, but {self.method} drafts {form}; "
+            f"use {', '.join(able)}{one}"
         )
 
     @classmethod
@@ -90,3 +194,46 @@ class SpeculativeConfig:
                 raise ValueError(f"speculative_config: unknown key {key!r}; known are {', '.join(known)}")
         guessed: dict[str, Any] = {"method": "draft_model"} if given.get("model") is not None else {}
         return cls(**(guessed | dict(given)))
+
+
+def _require_known(name: str, value: Any, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name}: {value!r} is unknown; known are {', '.join(known)}")
+
+
+def widths_of(tree: str | Sequence[int] | None) -> tuple[int, ...]:
+    """Children a node, level by level.
+
+    >>> widths_of("4x2x1"), widths_of([3, 2]), widths_of(None)
+    ((4, 2, 1), (3, 2), ())
+    """
+    if tree is None:
+        return ()
+    try:
+        widths = tuple(int(part) for part in (tree.lower().split("x") if isinstance(tree, str) else tree))
+    except (TypeError, ValueError):
+        widths = ()
+    if not widths or min(widths) < 1 or len(full_tree(widths, len(widths))) > _MOST_NODES:
+        raise ValueError(
+            f"tree: {tree!r} is not allowed; give children a node, level by level, such as 4x2x1, "
+            f"of at most {_MOST_NODES} nodes in all"
+        )
+    return widths
+
+
+def full_tree(widths: Sequence[int], depth: int) -> tuple[int, ...]:
+    """The parents of the whole tree, as far as some hundred nodes.
+
+    >>> full_tree((2, 1), 3)
+    (-1, -1, 0, 1, 2, 3)
+    """
+    parents: list[int] = []
+    level = [-1]
+    for i in range(depth):
+        width = widths[i] if i < len(widths) else 1
+        first = len(parents)
+        parents += [node for node in level for _ in range(width)]
+        level = list(range(first, len(parents)))
+        if len(parents) > 2 * _MOST_NODES:
+            break
+    return tuple(parents)

@@ -12,10 +12,15 @@ import typer
 from .notes import note
 from .options import (
     AllowLossy,
+    Alpha,
+    Beta,
+    Contrastive,
+    ControllerName,
     Debug,
     Depth,
     Device,
     Draft,
+    DraftVocabulary,
     Dtype,
     Exact,
     FrequencyPenalty,
@@ -26,15 +31,18 @@ from .options import (
     NoSpeculation,
     PresencePenalty,
     RepetitionPenalty,
+    SuffixCorpus,
     System,
     Temperature,
     Threads,
     TopK,
     TopP,
+    Tree,
     TypicalP,
     Verify,
     asked,
     check_settings,
+    contrastive_config,
     kv_bytes,
     params,
     remarks,
@@ -56,10 +64,17 @@ _COMMANDS = {
 
 def chat(
     model: Model = "smollm2-135m",
-    draft: Draft = "ngram",
+    draft: Draft = "auto",
     no_speculation: NoSpeculation = False,
-    num_speculative_tokens: Depth = 5,
+    num_speculative_tokens: Depth = None,
+    tree: Tree = None,
+    controller: ControllerName = None,
+    suffix_corpus: SuffixCorpus = None,
+    draft_vocabulary: DraftVocabulary = None,
     verify: Verify = "coupled",
+    contrastive: Contrastive = None,
+    alpha: Alpha = None,
+    beta: Beta = None,
     allow_lossy: AllowLossy = False,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -88,7 +103,18 @@ def chat(
 
     Example: **draftproof chat --temperature 0.7 --seed 1**
     """
-    speculation = speculative_config(draft, no_speculation, num_speculative_tokens, verify, allow_lossy)
+    speculation = speculative_config(
+        draft,
+        no_speculation,
+        num_speculative_tokens,
+        verify,
+        allow_lossy,
+        tree=tree,
+        controller=controller,
+        corpus=suffix_corpus,
+        draft_vocabulary=draft_vocabulary,
+    )
+    contrast = contrastive_config(contrastive, alpha, beta)
     sampling = asked(
         {
             "temperature": temperature,
@@ -111,6 +137,7 @@ def chat(
     llm = LLM(
         model,
         speculative_config=speculation,
+        contrastive=contrast,
         dtype=dtype,
         device=device,
         threads=threads,

@@ -14,10 +14,15 @@ from .jobs import perform, prepare
 from .notes import note
 from .options import (
     AllowLossy,
+    Alpha,
+    Beta,
+    Contrastive,
+    ControllerName,
     Debug,
     Depth,
     Device,
     Draft,
+    DraftVocabulary,
     Dtype,
     Exact,
     FrequencyPenalty,
@@ -28,16 +33,19 @@ from .options import (
     NoSpeculation,
     PresencePenalty,
     RepetitionPenalty,
+    SuffixCorpus,
     System,
     Temperature,
     Threads,
     TopK,
     TopP,
+    Tree,
     TypicalP,
     Verify,
     asked,
     biases,
     check_settings,
+    contrastive_config,
     kv_bytes,
     params,
     remarks,
@@ -69,10 +77,17 @@ def generate(
         _Option(help="With --prompts: write here, not to standard output. The same command goes on where one stopped."),
     ] = None,
     model: Model = "smollm2-135m",
-    draft: Draft = "ngram",
+    draft: Draft = "auto",
     no_speculation: NoSpeculation = False,
-    num_speculative_tokens: Depth = 5,
+    num_speculative_tokens: Depth = None,
+    tree: Tree = None,
+    controller: ControllerName = None,
+    suffix_corpus: SuffixCorpus = None,
+    draft_vocabulary: DraftVocabulary = None,
     verify: Verify = "coupled",
+    contrastive: Contrastive = None,
+    alpha: Alpha = None,
+    beta: Beta = None,
     allow_lossy: AllowLossy = False,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -150,7 +165,18 @@ def generate(
         raise ValueError(f"--logprobs: {logprobs} needs --json; a text has no room for them")
     if processed_logprobs and logprobs is None:
         raise ValueError("--processed-logprobs: it needs --logprobs, how many to tell")
-    speculation = speculative_config(draft, no_speculation, num_speculative_tokens, verify, allow_lossy)
+    speculation = speculative_config(
+        draft,
+        no_speculation,
+        num_speculative_tokens,
+        verify,
+        allow_lossy,
+        tree=tree,
+        controller=controller,
+        corpus=suffix_corpus,
+        draft_vocabulary=draft_vocabulary,
+    )
+    contrast = contrastive_config(contrastive, alpha, beta)
     speculation["disable_by_batch_size"] = disable_by_batch_size
     sampling = asked(
         {
@@ -185,6 +211,7 @@ def generate(
     llm = LLM(
         model,
         speculative_config=speculation,
+        contrastive=contrast,
         dtype=dtype,
         device=device,
         threads=threads,

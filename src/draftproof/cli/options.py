@@ -19,12 +19,48 @@ if TYPE_CHECKING:
 _Option = typer.Option
 
 Model = Annotated[str, _Option(help="Folder, .gguf file, embedded model or hub name.")]
-Draft = Annotated[str, _Option(help="ngram, model:NAME, or none.")]
+Draft = Annotated[
+    str,
+    _Option(
+        help="auto (suffix lookup; auto:NAME: and a draft model), suffix, ngram, model:NAME, early_exit:LAYERS, "
+        "combined:suffix,model:NAME, or none."
+    ),
+]
 NoSpeculation = Annotated[bool, _Option("--no-speculation", help="The same as --draft none.")]
-Depth = Annotated[int, _Option(help="Most tokens drafted in a round.")]
+Depth = Annotated[
+    str | None,
+    _Option(help="Most levels drafted in a round, or auto: as many as pay. Default: auto; 5 for rules but coupled."),
+]
+Tree = Annotated[
+    str | None, _Option(metavar="WIDTHS", help="Draft trees: children a node, level by level, such as 4x2x1.")
+]
+ControllerName = Annotated[
+    str | None,
+    _Option(
+        "--controller",
+        help="fixed, threshold (less when little is accepted) or cost (as much as pays). Default: cost for auto, "
+        "fixed for a number.",
+    ),
+]
+SuffixCorpus = Annotated[
+    str | None, _Option(metavar="FOLDER", help="Texts in which suffixes are looked up, besides the request's own.")
+]
+DraftVocabulary = Annotated[
+    int | None, _Option(help="The draft model proposes token ids below this alone: quicker steps, fewer hits.")
+]
 Verify = Annotated[
     str, _Option(help="coupled (same seed, same text), token, block, recursive, traversal, greedy_multi.")
 ]
+Contrastive = Annotated[
+    str | None,
+    _Option(
+        metavar="AMATEUR", help="Decode from the model against this smaller one, which drafts, too (--draft auto)."
+    ),
+]
+Alpha = Annotated[
+    float | None, _Option(help="With --contrastive: tokens must have this share of the likeliest. Default: 0.1.")
+]
+Beta = Annotated[float | None, _Option(help="With --contrastive: the weight of the contrast. Default: 0.5.")]
 AllowLossy = Annotated[
     bool, _Option("--allow-lossy", help="Admit lossy_typical and lossy_lenient, which change what the model says.")
 ]
@@ -75,15 +111,75 @@ def kv_bytes(given: str | None) -> int | None:
     return int(size)
 
 
-def speculative_config(draft: str, off: bool, depth: int, verify: str, allow_lossy: bool) -> dict[str, Any]:
+def speculative_config(
+    draft: str,
+    off: bool,
+    depth: str | None,
+    verify: str,
+    allow_lossy: bool,
+    *,
+    tree: str | None = None,
+    controller: str | None = None,
+    corpus: str | None = None,
+    draft_vocabulary: int | None = None,
+) -> dict[str, Any]:
     """--draft and its neighbours -> `speculative_config`."""
-    config: dict[str, Any] = {"num_speculative_tokens": depth, "verify": verify, "allow_lossy": allow_lossy}
-    kind, _, name = draft.partition(":")
-    if draft not in ("ngram", "none") and not (kind == "model" and name):
-        raise ValueError(f"--draft: {draft!r} is unknown; use ngram, model:NAME or none")
-    if off or draft == "none":
-        return config | {"method": "none"}
-    return config | ({"method": "ngram"} if draft == "ngram" else {"method": "draft_model", "model": name})
+    config: dict[str, Any] = {"verify": verify, "allow_lossy": allow_lossy} | drafter_named(draft)
+    if off:
+        return config | {"method": "none", "model": None, "early_exit_layers": None, "drafters": ()}
+    config["num_speculative_tokens"] = _depth(depth)
+    given = {"tree": tree, "controller": controller, "suffix_corpus": corpus, "draft_vocabulary": draft_vocabulary}
+    return config | {name: value for name, value in given.items() if value is not None}
+
+
+def contrastive_config(amateur: str | None, alpha: float | None, beta: float | None) -> dict[str, Any] | None:
+    """--contrastive and its neighbours -> `contrastive`, checked."""
+    given = {name: value for name, value in (("alpha", alpha), ("beta", beta)) if value is not None}
+    if amateur is None:
+        if given:
+            raise ValueError(f"--{next(iter(given))}: it needs --contrastive, the amateur's name")
+        return None
+    from ..contrasting import ContrastiveConfig
+
+    ContrastiveConfig(amateur, **given)
+    return {"model": amateur} | given
+
+
+def drafter_named(draft: str) -> dict[str, Any]:
+    """--draft -> method and what it needs.
+
+    >>> drafter_named("model:small")
+    {'method': 'draft_model', 'model': 'small'}
+    >>> drafter_named("combined:suffix,early_exit:8")
+    {'early_exit_layers': 8, 'method': 'combined', 'drafters': ['suffix', 'early_exit']}
+    """
+    kind, _, rest = draft.partition(":")
+    if kind == "combined" and rest:
+        parts = [drafter_named(part) for part in rest.split(",")]
+        found = {key: value for part in parts for key, value in part.items() if key != "method"}
+        return found | {"method": "combined", "drafters": [part["method"] for part in parts]}
+    if draft in ("auto", "ngram", "suffix", "none"):
+        return {"method": draft}
+    if kind == "auto" and rest:
+        return {"method": "auto", "model": rest}
+    if kind == "model" and rest:
+        return {"method": "draft_model", "model": rest}
+    if kind == "early_exit" and rest.isdecimal():
+        return {"method": "early_exit", "early_exit_layers": int(rest)}
+    raise ValueError(
+        f"--draft: {draft!r} is unknown; use auto, auto:NAME, suffix, ngram, model:NAME, early_exit:LAYERS, "
+        "combined:suffix,model:NAME or none"
+    )
+
+
+def _depth(given: str | None) -> int | str | None:
+    """--num-speculative-tokens. None: what suits the rule."""
+    if given is None or given == "auto":
+        return given
+    try:
+        return int(given)
+    except ValueError:
+        raise ValueError(f"--num-speculative-tokens: {given!r} is not allowed; give a number, or auto") from None
 
 
 def asked(given: dict[str, Any]) -> dict[str, Any]:

@@ -6,5 +6,17 @@ from .legal import Legal
 from .model import ModelDrafter
 from .ngram import NGramDrafter
 from .none import NoDrafter
+from .suffix import SuffixDrafter
+from .vocabulary import RetokenisedDrafter, TranslatedDrafter
 
-__all__ = ["CombinedDrafter", "EarlyExitDrafter", "Legal", "ModelDrafter", "NGramDrafter", "NoDrafter"]
+__all__ = [
+    "CombinedDrafter",
+    "EarlyExitDrafter",
+    "Legal",
+    "ModelDrafter",
+    "NGramDrafter",
+    "NoDrafter",
+    "RetokenisedDrafter",
+    "SuffixDrafter",
+    "TranslatedDrafter",
+]

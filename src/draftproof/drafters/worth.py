@@ -35,12 +35,13 @@ def best_count(gains: Sequence[float], rounds: Sequence[float], base: float = 1.
     """How many of the nodes to score, so that the most tokens are expected a second; the fewest among equals.
 
     gains: of each node in the order they would be taken, how likely it is kept. rounds[n]: seconds of a round that
-    scores n nodes. base: tokens that the round yields without any of them. All counts are tried, as rounds grow in steps: here a third node costs what the first did.
+    scores n nodes. base: tokens that the round yields without any of them. All counts are tried, as rounds grow in
+    steps: here a third node costs what the first did.
 
-    >>> best_count([0.5, 0.2, 0.2, 0.1], [1.0, 1.1, 1.5, 1.5, 3.0])
-    1
     >>> best_count([0.4, 0.4, 0.4], [1.0, 1.5, 1.5, 1.5])
     3
+    >>> best_count([0.5, 0.2, 0.2, 0.1], [1.0, 1.1, 1.5, 1.5, 3.0])
+    1
     >>> best_count([0.5, 0.5], [1.0, 1.5, 2.0]), best_count([0.9], [])
     (0, 0)
     """

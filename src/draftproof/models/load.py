@@ -52,7 +52,7 @@ class Loaded:
 
     name: str
     path: Path
-    target: HFTarget
+    target: Any  # an HFTarget, or what stands for one: a ContrastiveTarget
     tokenizer: Any  # a transformers tokenizer
     generation: dict[str, Any]
 
@@ -99,13 +99,13 @@ def require_known(dtype: str, exact: str) -> None:
         raise ValueError(f"exact: {exact!r} is unknown; known are bits, law")
 
 
-def require_same_vocabulary(target: Loaded, draft: Loaded) -> None:
+def require_same_vocabulary(target: Loaded, draft: Loaded, argument: str = "draft") -> None:
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
     if ours != theirs:
         differ = sum(ours.get(token) != theirs.get(token) for token in ours.keys() | theirs.keys())
         raise ValueError(
-            f"draft: {draft.name!r} has another vocabulary than {target.name!r} ({differ} entries differ); "
-            "a draft model needs its target's tokenizer"
+            f"{argument}: {draft.name!r} has another vocabulary than {target.name!r} ({differ} entries differ); "
+            "it needs its tokenizer"
         )
 
 

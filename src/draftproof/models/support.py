@@ -125,7 +125,7 @@ def try_out(model: PreTrainedModel) -> Trial:
     why, trial = next(_flags_against(model, config), None), Trial()
     if why is None:
         try:
-            _run(model, trial)
+            run_trial(model, trial)
         except (AttributeError, TypeError, ValueError, KeyError, NotImplementedError) as error:
             why = f"does not run through draftproof's attention: {error}"
         else:
@@ -136,7 +136,8 @@ def try_out(model: PreTrainedModel) -> Trial:
 
 
 @torch.inference_mode()
-def _run(model: PreTrainedModel, trial: Trial) -> None:
+def run_trial(model: PreTrainedModel, trial: Trial) -> None:
+    """A few tokens, written down in `trial`; the model is left as it was."""
     training, known = model.training, model.config._attn_implementation
     hooks = [
         register_module_forward_pre_hook(lambda module, args: trial.modules.add(module)),

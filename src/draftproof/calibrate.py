@@ -1,0 +1,103 @@
+"""What rounds and levels of drafting cost on this machine: measured once, kept, and read again.
+
+A start for `control.Costs`, which goes on measuring while requests run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from .base import Feed, Target
+from .control import Costs
+from .models.load import Loaded, default_cache_dir
+
+_ROWS = (1, 4, 8, 12, 16, 24)
+_CONTEXT = 128
+_REPEATS = 5
+_FORMAT = 1
+
+
+def calibrated(
+    target: Loaded,
+    models: Mapping[str, Any],
+    *,
+    cache_dir: Path | None = None,
+    notify: Callable[[str], None] = lambda message: None,
+) -> Costs:
+    """Costs of rounds of `target`, and of levels of the draft models by origin."""
+    file = (cache_dir or default_cache_dir()) / "costs" / f"{_key(target, models)}.json"
+    known = _read(file)
+    if known is None:
+        notify("Measuring what rounds cost here, once")
+        rounds = {rows: _seconds(target.target, rows) for rows in _ROWS}
+        # an early exit reads another's cache; the share of layers that it runs says what it costs
+        levels = {
+            origin: rounds[1] * model.share if hasattr(model, "share") else _seconds(model, 1)
+            for origin, model in models.items()
+        }
+        known = rounds, levels
+        _write(file, known)
+    return Costs(target.target.plan.multiple, *known)
+
+
+def _seconds(model: Target, rows: int) -> float:
+    """The middle of some forwards of so many rows after a short text."""
+    length = min(_CONTEXT, model.max_context - rows - 1)
+    session = model.open(length + rows + 1)
+    try:
+        model.forward([Feed(session, (0,) * length, want=())])
+        model.commit([session], [()])
+        spent = []
+        for _ in range(_REPEATS):
+            began = perf_counter()
+            model.forward([Feed(session, (0,) * rows, tuple(range(-1, rows - 2)))])
+            spent.append(perf_counter() - began)
+        return sorted(spent)[_REPEATS // 2]
+    finally:
+        model.close(session)
+
+
+def _key(target: Loaded, models: Mapping[str, Any]) -> str:
+    """Of all that costs depend on: models, their dtypes and plans, processor, threads, versions."""
+    said = [
+        _FORMAT,
+        platform.processor(),
+        platform.machine(),
+        os.cpu_count(),
+        torch.get_num_threads(),
+        torch.__version__,
+    ]
+    said += [str(target.path.resolve()), str(target.target.model.dtype), str(target.target.plan)]
+    for origin, model in models.items():
+        said += [origin, str(model.model.config.to_json_string()), str(model.model.dtype), str(model.plan)]
+    return blake2b(repr(said).encode(), digest_size=12).hexdigest()
+
+
+def _read(file: Path) -> tuple[dict[int, float], dict[str, float]] | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        rounds = {int(rows): float(seconds) for rows, seconds in found["rounds"].items()}
+        levels = {str(origin): float(seconds) for origin, seconds in found["levels"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, or not ours: measured again
+        return None
+    return (rounds, levels) if rounds and min([*rounds.values(), *levels.values()]) > 0 else None
+
+
+def _write(file: Path, known: tuple[dict[int, float], dict[str, float]]) -> None:
+    """Aside, then renamed. That it cannot be kept is no reason to fail."""
+    aside = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps({"rounds": known[0], "levels": known[1]}), encoding="utf-8")
+        aside.replace(file)
+    except OSError:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,160 @@
+"""From a `SpeculativeConfig` to who drafts and who decides how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .base import Controller, Drafter
+from .calibrate import calibrated
+from .control import Cost, Costs, Fixed, Record, Threshold
+from .drafters import (
+    CombinedDrafter,
+    EarlyExitDrafter,
+    ModelDrafter,
+    NGramDrafter,
+    NoDrafter,
+    RetokenisedDrafter,
+    SuffixDrafter,
+    TranslatedDrafter,
+)
+from .drafters.corpus import SuffixCorpus, corpus_of
+from .models.load import Loaded
+from .speculation import SpeculativeConfig
+from .vocabularies import Speller, relation, unnamed
+
+ORIGINS = {"ngram": "ngram", "suffix": "suffix", "draft_model": "model", "early_exit": "early_exit"}
+"""What a drafter's nodes are labelled with."""
+
+_MODELS = {"model", "early_exit"}
+_REMEMBERED = 200_000  # tokens of earlier answers
+
+Notify = Callable[[str], None]
+
+
+@dataclass
+class Drafting:
+    """Drafters and controllers for the requests to one target. why: what was chosen on the way, for people."""
+
+    config: SpeculativeConfig
+    drafter: Drafter
+    origins: tuple[str, ...] = ()
+    draft: Loaded | None = None
+    corpus: SuffixCorpus | None = None
+    costs: Costs = field(default_factory=Costs)
+    record: Record = field(default_factory=lambda: Record(fade=0.998))
+    why: list[str] = field(default_factory=list)
+
+    def controller(self) -> Controller:
+        """For one request."""
+        config = self.config
+        if not self.origins:
+            return Fixed(0)
+        if config.control == "fixed":
+            return Fixed(config.depth, config.disable_by_batch_size, config.widths)
+        if config.control == "threshold":
+            return Threshold(config.depth, config.disable_by_batch_size, config.widths)
+        return Cost(
+            self.origins,
+            [origin for origin in self.origins if origin in _MODELS],
+            costs=self.costs,
+            record=self.record,
+            depth=config.depth,
+            widths=config.widths,
+            most_requests=config.disable_by_batch_size,
+        )
+
+    def as_config(self) -> dict[str, Any]:
+        """What is in effect, whoever chose it."""
+        config = self.config
+        chosen = {"controller": config.control, "depth": config.depth, "widths": config.widths, "parts": config.parts}
+        return asdict(config) | chosen | {"why": list(self.why)}
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Remember an answer for the requests to come: only where what is drafted cannot change a text."""
+        if self.corpus is not None and self.config.verify == "coupled":
+            self.corpus.add(tokens)
+
+
+def drafting_for(
+    config: SpeculativeConfig,
+    target: Loaded,
+    load: Callable[[str], Loaded],
+    *,
+    cache_dir: Path | None = None,
+    notify: Notify = lambda message: None,
+) -> Drafting:
+    """Load and make all that the configuration asks for."""
+    made = Drafting(config, NoDrafter())
+    parts: dict[str, Drafter] = {}
+    models: dict[str, Any] = {}
+    for part in config.parts:
+        origin = ORIGINS[part]
+        if part == "ngram":
+            parts[origin] = NGramDrafter(config.prompt_lookup_max, config.prompt_lookup_min)
+        elif part == "suffix":
+            made.corpus = _corpus(config, target)
+            parts[origin] = SuffixDrafter(made.corpus)
+        elif part == "early_exit":
+            models[origin] = target.target.early(config.early_exit_layers)
+            parts[origin] = EarlyExitDrafter(models[origin], config.kind)
+        else:
+            made.draft = load(str(config.model))
+            models[origin] = made.draft.target
+            parts[origin] = _model_drafter(config, target, made.draft, made.why)
+    made.origins = tuple(parts)
+    if len(parts) == 1:
+        (made.drafter,) = parts.values()
+    elif parts:
+        made.drafter = CombinedDrafter(parts, merge=config.takes_trees)
+    if parts and config.control == "cost":
+        made.costs = calibrated(target, models, cache_dir=cache_dir, notify=notify)
+    return made
+
+
+def _corpus(config: SpeculativeConfig, target: Loaded) -> SuffixCorpus:
+    if config.suffix_corpus is None:
+        return SuffixCorpus(max_tokens=_REMEMBERED)
+    tokenizer = target.tokenizer
+    return corpus_of(
+        Path(config.suffix_corpus),
+        lambda text: tokenizer(text, add_special_tokens=False).input_ids,
+        max_tokens=10 * _REMEMBERED,
+    )
+
+
+def _model_drafter(config: SpeculativeConfig, target: Loaded, draft: Loaded, why: list[str]) -> Drafter:
+    """One that reads the target's tokens, or one that translates, by what the two vocabularies share."""
+    ours, theirs = target.tokenizer, draft.tokenizer
+    control = frozenset(theirs.all_special_ids)
+    pairing = relation(
+        ours.get_vocab(),
+        theirs.get_vocab(),
+        target.target.vocab_size,
+        draft.target.vocab_size,
+        control=control,
+        method=None if config.vocabulary == "auto" else config.vocabulary,
+    )
+    if pairing.method == "same":
+        return ModelDrafter(draft.target, config.kind, ORIGINS["draft_model"])
+    why.append(f"draft {draft.name}: another vocabulary; {pairing.why}")
+    spell, respell, bos, ends = Speller(ours), Speller(theirs), _own_start(theirs), _ends(ours, theirs)
+    if pairing.method == "tli":
+        ids = pairing.to_target
+        return TranslatedDrafter(draft.target, config.kind, ids, spell, respell, bos=bos, ends=ends)
+    unused = unnamed(theirs.get_vocab(), draft.target.vocab_size)
+    return RetokenisedDrafter(draft.target, spell, respell, unnamed=unused, control=control, bos=bos, ends=ends)
+
+
+def _own_start(tokenizer: Any) -> int | None:
+    """The token that it puts before every text, if it does."""
+    start = tokenizer.bos_token_id
+    return start if start is not None and tokenizer("a").input_ids[:1] == [start] else None
+
+
+def _ends(ours: Any, theirs: Any) -> dict[int, int]:
+    """The end of an answer, in both."""
+    pair = theirs.eos_token_id, ours.eos_token_id
+    return {} if None in pair else {pair[0]: pair[1]}
