@@ -339,9 +339,10 @@ class Terms:
 class Plan:
     """How much to draft this round. Depth 0 is plain decoding.
 
-    A tree of at most `depth` levels, in which a node of level i has at most widths[i] children (one beyond them), and
-    of at most `max_nodes` nodes. origins: who drafts, of several drafters (None: all). terms: see there; without them
-    as much is drafted as the plan allows. why: a controller's reason, for people.
+    A tree of at most `depth` levels, in which a node of level i has at most widths[i] children of one drafter (one
+    beyond them), and of at most `max_nodes` nodes (None: as many as that makes). origins: who drafts, of several
+    drafters (None: all). terms: see there; without them as much is drafted as the plan allows. why: a controller's
+    reason, for people.
     """
 
     depth: int = 0
@@ -358,13 +359,14 @@ class Plan:
     @property
     def nodes(self) -> int:
         """Most nodes of the tree."""
-        most = MOST_NODES if self.max_nodes is None else self.max_nodes
+        if self.max_nodes is not None:
+            return self.max_nodes
         total, row = 0, 1
         for level in range(self.depth):
             row *= self.width(level)
             total += row
-            if total >= most:
-                return most
+            if total >= MOST_NODES:
+                return MOST_NODES
         return total
 
 

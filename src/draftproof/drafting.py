@@ -53,9 +53,9 @@ class Drafting:
         if not self.origins:
             return Fixed(0)
         if config.control == "fixed":
-            return Fixed(config.depth, config.disable_by_batch_size, config.widths)
+            return Fixed(config.depth, config.disable_by_batch_size, config.widths, self._in_one_tree)
         if config.control == "threshold":
-            return Threshold(config.depth, config.disable_by_batch_size, config.widths)
+            return Threshold(config.depth, config.disable_by_batch_size, config.widths, self._in_one_tree)
         return Cost(
             self.origins,
             [origin for origin in self.origins if origin in _MODELS],
@@ -65,6 +65,11 @@ class Drafting:
             widths=config.widths,
             most_requests=config.disable_by_batch_size,
         )
+
+    @property
+    def _in_one_tree(self) -> int:
+        """How many drafters fill a tree."""
+        return len(self.origins) if self.config.takes_trees else 1
 
     def as_config(self) -> dict[str, Any]:
         """What is in effect, whoever chose it."""

@@ -15,14 +15,15 @@ import numpy as np
 
 from ..base import ROOT, Chance, Context, Draft, Drafter, Kind, Plan, Row, Rule, Verdict
 from ..control import Fixed
-from ..drafters import ModelDrafter, NGramDrafter, NoDrafter
+from ..drafters import CombinedDrafter, EarlyExitDrafter, ModelDrafter, NGramDrafter, NoDrafter, SuffixDrafter
+from ..drafters.suffix import SuffixCorpus
 from ..laws import total
 from ..models.table import TableTarget
 from ..rules import why_not
 from ..trees import children, path_to, require_path
 from . import toys
 from .exact import EnumeratedChance, LoopCase, deviation, emitted_law, fractions_row, identity_law, target_law
-from .toys import WITNESS, Eager, Moody, Pair, argmax, exact_table, nearly_equal, sharp, up_to
+from .toys import WITNESS, Eager, Moody, Pair, ShallowTable, Spread, argmax, exact_table, nearly_equal, sharp, up_to
 
 CHOSEN, SAMPLED, COUPLED = Kind.CHOSEN, Kind.SAMPLED, Kind.COUPLED
 
@@ -141,10 +142,53 @@ def _chain(root: int) -> toys.Shape:
     return (-1, 0, 1)
 
 
-DRAFTINGS = CHAINS | UNEQUAL | _trees()
+# the package's own drafters, as they are planned for
 
 
-_PLANS = {"Fixed": "depth", "Eager": "always depth", "Moody": "depth 0 to"}
+def _suffix(*, well_read: bool = True) -> SuffixDrafter:
+    """well_read: it knows other texts, so that it has something to say at once."""
+    if not well_read:
+        return SuffixDrafter(floor=0.01)
+    corpus = SuffixCorpus(100)
+    for text in ([0, 1, 2, 0, 1, 1], [0, 2, 1, 0, 1, 2, 2], [1, 0, 0, 2]):
+        corpus.add(text)
+    return SuffixDrafter(corpus, floor=0.01)
+
+
+def _early(pair: Pair, kind: Kind) -> EarlyExitDrafter:
+    return EarlyExitDrafter(ShallowTable(pair.q, pair.vocab_size), kind)
+
+
+def _both(pair: Pair, kind: Kind, *, merge: bool) -> CombinedDrafter:
+    model = ModelDrafter(TableTarget(pair.q, pair.vocab_size), kind)
+    return CombinedDrafter({"suffix": _suffix(well_read=merge), "model": model}, merge=merge)
+
+
+def _own() -> dict[str, Drafting]:
+    """Chains and, where `widths` plan them, trees. Of two drafters in one tree the chosen nodes come first."""
+    out = {"suffix": Drafting(lambda pair: _suffix(), [_all(CHOSEN)])}
+    out["suffix tree"] = Drafting(lambda pair: _suffix(), [_all(CHOSEN)], lambda root: _PLANNED)
+    for kind in (SAMPLED, COUPLED):
+        name = kind.name.lower()
+        out[f"early exit, {name}"] = Drafting(lambda pair, k=kind: _early(pair, k), [_all(kind)])
+        out[f"early exit tree, {name}"] = Drafting(lambda p, k=kind: _early(p, k), [_all(kind)], lambda root: _PLANNED)
+        out[f"suffix or {name}"] = Drafting(lambda pair, k=kind: _both(pair, k, merge=False), [_all(kind)])
+        made = partial(_both, kind=kind, merge=True)
+        out[f"suffix and {name}"] = Drafting(
+            made, [lambda n, k=kind: [CHOSEN, *[k] * (n - 1)] if n else []], lambda root: _PLANNED
+        )
+    return out
+
+
+_PLANNED: toys.Shape = (-1, -1, 0, 1)
+WIDTHS = (2, 1)
+"""The plan that makes trees of that shape."""
+
+OWN = _own()
+DRAFTINGS = CHAINS | UNEQUAL | _trees() | OWN
+
+
+_PLANS = {"Fixed": "depth", "Eager": "always depth", "Moody": "depth 0 to", "Spread": "tree of depth"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +197,7 @@ class Case:
 
     drafting: str
     pair: str
-    controller: Fixed | Eager | Moody
+    controller: Fixed | Eager | Moody | Spread
     max_tokens: int
     end_ids: frozenset[int] = frozenset()
     rounds: int | None = None
@@ -210,6 +254,10 @@ def all_cases() -> list[Case]:
     for name in MIXED:
         out += [Case(name, "dense", Fixed(3), 4), Case(name, "witness", Fixed(3), 4, rounds=1)]
         out += [Case(name, "holes", Fixed(3), 4, rounds=1)]
+    for name, drafting in OWN.items():
+        plan = Fixed(2) if drafting.shape is None else Spread(2, WIDTHS)
+        out += [Case(name, "dense", plan, 3), Case(name, "witness", plan, 3, rounds=1)]
+        out += [Case(name, "holes", plan, 3, end), Case(name, "dense", plan, 3, rounds=1, penalty=True)]
     for way in (*WAYS, "coupled"):
         out += [Case(f"{way} (3)", "dense", Fixed(1), 3), Case(f"{way} changing", "dense", Fixed(2), 3)]
         out += [Case(f"{way} (2, 1)", "dense", Fixed(2), 3), Case(f"{way} (2, 1)", "V = 2", Eager(2), 3, end)]
@@ -274,7 +322,7 @@ def specimen(case: Case) -> Draft:
     """One draft of the case."""
     pair = PAIRS[case.pair]
     drafter = DRAFTINGS[case.drafting].make(pair)
-    session = drafter.open(Context(identity_law, pair.vocab_size, 8))
+    session = drafter.open(Context(identity_law, pair.vocab_size, 8, pair.target().open(8)))
     drafter.commit([session], [(0,)])
     [draft] = drafter.propose([session], [Plan(case.controller.depth)], [EnumeratedChance([])])
     return draft

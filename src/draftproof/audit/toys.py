@@ -12,7 +12,7 @@ import numpy as np
 
 from ..base import ROOT, Chance, Context, Draft, Drafter, Key, Kind, Load, Plan, Purpose, Row, Session, Step, token_key
 from ..laws import leading, total, without
-from ..models.table import TableTarget
+from ..models.table import TableSession, TableTarget
 from ..trees import depths, path_to
 from .exact import fractions_row
 
@@ -70,6 +70,13 @@ def exact_table(
         return row
 
     return lambda history: known(tuple(history))
+
+
+class ShallowTable(TableTarget):
+    """A table that reads what another's session has cached: what an early exit is to its target."""
+
+    def open_over(self, session: TableSession) -> TableSession:
+        return TableSession(session.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,3 +329,20 @@ class Moody:
 
     def update(self, state: int, step: Step) -> int:
         return (len(step.tokens) + state) % (self.depth + 1)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Trees of these widths, whatever the number of their nodes."""
+
+    depth: int
+    widths: tuple[int, ...]
+
+    def init(self) -> None:
+        return None
+
+    def plan(self, state: None, load: Load) -> Plan:
+        return Plan(min(self.depth, load.remaining - 1), self.widths, 2 * Plan(self.depth, self.widths).nodes)
+
+    def update(self, state: None, step: Step) -> None:
+        return None

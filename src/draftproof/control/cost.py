@@ -65,7 +65,7 @@ class Cost:
         return _State(Record(self._record))
 
     def plan(self, state: _State, load: Load) -> Plan:
-        plan = planned(load, self._depth, self._widths, self._most_requests)
+        plan = planned(load, self._depth, self._widths, self._most_requests, len(self._origins))
         if plan.depth == 0:
             return plan
         nodes = min(_NODES, plan.nodes, load.remaining - 1)

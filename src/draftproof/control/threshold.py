@@ -30,6 +30,7 @@ class Threshold:
     depth: int
     most_requests: int | None = None
     widths: tuple[int, ...] = ()
+    drafters: int = 1
     low: float = 0.3
     high: float = 0.6
     probe: int = 32
@@ -45,10 +46,10 @@ class Threshold:
 
     def plan(self, state: _State, load: Load) -> Plan:
         if state.depth:
-            return planned(load, state.depth, self.widths, self.most_requests)
+            return planned(load, state.depth, self.widths, self.most_requests, self.drafters)
         if state.idle < state.wait:
             return Plan(why=f"off: under {self.low:.0%} were accepted")
-        return planned(load, 1, self.widths, self.most_requests)
+        return planned(load, 1, self.widths, self.most_requests, self.drafters)
 
     def update(self, state: _State, step: Step) -> _State:
         if not len(step.draft):
