@@ -205,6 +205,21 @@ def test_runs_are_cut_where_looking_in_vain_costs_more_than_a_call():
     assert spans([10, 20, 30, 40], skip=(1,)) == [[10], [30, 40]]
 
 
+def test_rows_of_two_arenas_are_no_neighbours():
+    model = build(ARCHITECTURES["llama"], torch.float64)
+    target, stock, text = HFTarget(model, PADDED), Stock(model), tokens_of(1, 12)
+    sessions = []
+    for _ in range(2):
+        target.provide(2, 64)
+        sessions += [target.open(64), target.open(64)]
+    assert [session.cache.row for session in sessions] == [0, 1, 0, 1]
+    for at in (0, 4, 8):
+        found = target.forward([Feed(session, text[at : at + 4]) for session in sessions])
+        target.commit(sessions, [()] * 4)
+        for scores in found:
+            np.testing.assert_allclose(scores.logits[-1], stock.logits(text[: at + 4])[-1], rtol=0, atol=1e-6)
+
+
 def test_where_there_is_no_arena_buffers_grow_with_the_text(monkeypatch):
     monkeypatch.setattr(KVArena, "works", staticmethod(lambda device: False))
     target = HFTarget(build(ARCHITECTURES["llama"]), PADDED)

@@ -78,3 +78,53 @@ def test_more_than_the_context_is_refused(parents: tuple[int, ...]):
     table.forward([Feed(session, (1, 2, 3))])
     with pytest.raises(ValueError, match="context: 4 tokens, the model takes 3"):
         table.forward([Feed(session, (1, 2, 3, 4), parents)])
+
+
+LEVELS = [((1, 2), ()), ((1, 2, 5, 6), (ROOT, ROOT)), ((1, 2, 5, 6, 7), (ROOT, ROOT, 0))]
+
+
+def test_a_tree_that_grows_gives_what_it_gives_at_once():
+    table = target()
+    session, known, rows = table.open(20), 0, []
+    for tokens, parents in LEVELS:
+        [scores] = table.forward([Feed(session, tokens, parents, known=known)])
+        known = len(tokens)
+        rows.append(scores.logits)
+    [at_once] = table.forward([Feed(table.open(20), *LEVELS[-1])])
+    assert np.array_equal(np.concatenate(rows), at_once.logits)
+    table.commit([session], [(0, 2)])
+    assert session.tokens == [1, 2, 5, 7]
+
+
+@pytest.mark.parametrize(
+    ("feed", "why"),
+    [
+        ({"known": 5}, "known is 5; it must be at least 0 and less than 5"),
+        ({"known": -1}, "known is -1"),
+        ({"tokens": (1, 2, 6, 6, 7)}, "not those that its session was fed before"),
+        ({"parents": (ROOT, 0, 0)}, "not those that its session was fed before"),
+        ({"want": (3,)}, "row 3 is wanted, but known is 4"),
+    ],
+)
+def test_known_rows_that_are_not_known_are_refused(feed, why):
+    table = target()
+    session = table.open(20)
+    table.forward([Feed(session, *LEVELS[1])])
+    with pytest.raises(ValueError, match=why):
+        table.forward([Feed(session, **{"tokens": LEVELS[2][0], "parents": LEVELS[2][1], "known": 4} | feed)])
+    table.forward([Feed(session, *LEVELS[2], known=4)])
+
+
+@pytest.mark.parametrize("spoil", ["commit", "truncate"])
+def test_rows_are_known_until_something_is_committed_or_cut_off(spoil):
+    table = target()
+    session = table.open(20)
+    table.forward([Feed(session, (1, 2))])
+    table.commit([session], [()])
+    table.forward([Feed(session, (3,))])
+    if spoil == "commit":
+        table.commit([session], [()])
+    else:
+        table.truncate(session, 1)
+    with pytest.raises(ValueError, match="was fed nothing since its last commit"):
+        table.forward([Feed(session, (3, 4), (ROOT,), known=1)])

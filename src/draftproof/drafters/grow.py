@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base import ROOT, Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose, Row, Session, Target, token_key
+from ..base import ROOT, Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose, Session, Target, token_key
 from ..laws import fit, total, without
 from ..sampling import AdjustError
 from ..trees import path_to
@@ -126,9 +126,9 @@ def _draw(each: Growing, parent: int, row: Any, level: int) -> list[int]:
     return added
 
 
-def _distinct(each: Growing, law: Row, level: int, most: int) -> list[tuple[int, Row]]:
+def _distinct(each: Growing, law: Any, level: int, most: int) -> list[tuple[int, Any]]:
     """Draws without replacement, each with noise of its own, and the law of each given the earlier ones."""
-    picked: list[tuple[int, Row]] = []
+    picked: list[tuple[int, Any]] = []
     for i in range(most):
         key = Key(len(each.history), level, Purpose.DRAFT, len(each.tokens) + i)
         (x,) = each.chance.pick(law, key)

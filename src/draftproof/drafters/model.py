@@ -48,13 +48,9 @@ class ModelDrafter:
     def propose(self, sessions: Sequence[_Guide], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
         """All sessions together: one forward a level."""
         growing = [self._begin(*each) for each in zip(sessions, plans, chances, strict=True)]
-        try:
-            grow(self._model, growing)
-        finally:
-            for guide, each in zip(sessions, growing, strict=True):
-                if each.feed is not None and each.known:
-                    nodes = each.known - len(each.pending)
-                    guide.feed = Feed(guide.model, each.feed.tokens[: each.known], each.feed.parents[:nodes])
+        grow(self._model, growing)
+        for guide, each in zip(sessions, growing, strict=True):  # after an error nothing that was read is kept
+            guide.feed = each.feed or guide.feed
         return [each.draft() for each in growing]
 
     def _begin(self, guide: _Guide, plan: Plan, chance: Chance) -> Growing:

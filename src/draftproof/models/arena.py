@@ -15,6 +15,8 @@ from math import prod
 
 import torch
 
+from ..base import MOST_NODES
+
 _NO_RESERVE = 0x4000  # MAP_NORESERVE, which Python's module does not name before 3.13
 PAGE = mmap.PAGESIZE
 _SLOTS = 4096  # rows of whole pages, whatever a slot's size
@@ -25,11 +27,11 @@ Shape = tuple[int, int, int]
 
 class KVArena:
     """Room for `rows` requests of up to `slots` tokens. None of it is memory yet. longest: that many tokens; slots: a
-    row's, a few more."""
+    row's, enough for the largest draft beside them."""
 
     def __init__(self, rows: int, slots: int, shapes: Sequence[Shape], dtype: torch.dtype) -> None:
         self.longest = slots
-        self.slots = -(-slots // _SLOTS) * _SLOTS
+        self.slots = -(-(slots + MOST_NODES) // _SLOTS) * _SLOTS  # a tree has more nodes than levels
         sizes = [(heads, self.slots, size) for heads, *both in shapes for size in both]
         row_bytes = [prod(size) * dtype.itemsize for size in sizes]
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE

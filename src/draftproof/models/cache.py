@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 
+from ..base import Feed
 from .arena import KVArena
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -24,10 +25,15 @@ class KVCache:
     Slots come in steps of `step`, so that attention can always read a multiple of it. They lie in a row of `arena` if
     one is free and long enough, else in buffers that are made when a layer first writes: for `capacity` at once, or
     (grows) step by step.
+
+    sure: so many leading slots have the bits of a replay, where the plan keeps bits; later ones were computed in a tree
+    that grew, or see such. wrote: the feed whose rows lie beyond the length, if nothing has touched them since.
     """
 
     def __init__(self, capacity: int, step: int, arena: KVArena | None = None, *, grows: bool = False) -> None:
         self.length = 0
+        self.sure = 0
+        self.wrote: Feed | None = None
         self.arena = arena if arena is not None and capacity <= arena.longest else None
         self.row = None if self.arena is None else self.arena.take()
         self._step = step
@@ -52,12 +58,16 @@ class KVCache:
         seen = self._rounded(end)
         return keys[:, :seen], values[:, :seen]
 
+    def require_room(self, end: int) -> None:
+        """Refuse, before anything is written, rows that would end beyond the arena's."""
+        if self.arena is not None and self.row is not None and end > self.arena.slots:
+            raise ValueError(f"context: a request was opened for fewer than {end} tokens")
+
     def _room(self, layer: int, end: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
         known = self._layers.get(layer)
         if known is not None and known[0].shape[1] >= end:
             return known
-        if self.row is not None:
-            raise ValueError(f"context: a request was opened for fewer than {end} tokens")
+        self.require_room(end)
         self._slots = max(self._slots, self._rounded(end))
         # zeros, not empty: a masked slot still meets a weight of 0, and 0 · NaN is NaN
         fresh = tuple(x.new_zeros(x.shape[0], self._slots, x.shape[2]) for x in (key, value))
@@ -82,13 +92,21 @@ class KVCache:
         """Begin with the donor's first `length` slots."""
         for layer, (keys, values) in donor._layers.items():
             self.write(layer, 0, keys[:, :length], values[:, :length])
-        self.length = length
+        self.length, self.sure = length, min(donor.sure, length)
 
-    def differs(self, other: KVCache) -> int | None:
-        """The first layer in which the two differ within their length."""
+    def cut(self, length: int) -> None:
+        """Forget what is cached beyond the first `length` slots, and with it what followed."""
+        if length < self.length:
+            self.length, self.sure, self.wrote = length, min(self.sure, length), None
+
+    def differs(self, replay: KVCache) -> int | None:
+        """The first layer that differs from a replay: within the length in the first one, which no attention comes
+        before, and as far as its bits are sure in the others."""
+        first = min(self._layers, default=0)
         for layer, pair in self._layers.items():
-            for mine, theirs in zip(pair, other._layers[layer], strict=True):
-                if not torch.equal(mine[:, : self.length], theirs[:, : self.length]):
+            end = self.length if layer == first else self.sure
+            for mine, theirs in zip(pair, replay._layers[layer], strict=True):
+                if not torch.equal(mine[:, :end], theirs[:, :end]):
                     return layer
         return None
 

@@ -6,7 +6,8 @@ Requests meet only in its matrix products; in attention each reads its own padde
 Bits: torch's CPU attention gives a row the same bits whatever its neighbours if it is called with an explicit mask, a
 multiple of 512 keys, the query heads of one KV head folded into the rows, and a multiple of query rows that depends on
 the model's heads and is measured (bits.py). (Unfolded, fp32 rows change with the row count on some CPUs;
-docs/decisions/0005.)
+docs/decisions/0005.) It adds up keys by the slots they are in, so a tree's paths are read where text would be
+(layout.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from .arena import PAGE, KVArena, arena
 from .attention import attend
 from .bits import KV_STEP, RowPlan
 from .cache import KVCache
-from .layout import Layout, Neighbours, Span, neighbours_of, positions_of, spans_of, tiles_of
+from .feeds import require_known
+from .layout import Bough, Layout, Neighbours, Span, boughs_of, neighbours_of, positions_of, spans_of, tiles_of
+from .shallow import first_layers
 from .support import Call, NoCache, context_of, try_out
 
 ATTENTION = "draftproof"
@@ -39,8 +42,20 @@ _SOLO = 16  # rows of the arena beyond those asked for: requests that somebody r
 
 @dataclass(slots=True)
 class HFSession:
+    """over: its cache is another session's, who alone commits."""
+
     cache: KVCache
     feed: Feed | None = None
+    over: bool = False
+
+    @property
+    def last(self) -> Feed | None:
+        """What it was fed last, while the cache still holds those rows."""
+        return self.feed if self.cache.wrote is self.feed else None
+
+    def require_own(self, what: str) -> None:
+        if self.over:
+            raise ValueError(f"{what}: this session reads what another has cached, and leaves it as it is")
 
 
 @dataclass(slots=True)
@@ -49,6 +64,7 @@ class Packing:
 
     alone: Sequence[Span]
     neighbours: Sequence[Neighbours]
+    boughs: Sequence[Bough]
     plan: RowPlan
 
 
@@ -77,6 +93,8 @@ def packed_attention(
         o = attend(_folded(query, span, groups), keys[None], values[None], mask, scaling, softcap, step)
         parts.append(o.view(heads, span.size, -1).transpose(0, 1)[: span.rows])
         places.append(at)
+    for bough in draftproof.boughs:  # its branches, one after the other, are through
+        bough.settle(module.layer_idx, key[0], value[0])
     for some in draftproof.neighbours:
         keys, values = some.write(module.layer_idx, key[0], value[0])
         mask = some.mask(query, groups, sliding_window)
@@ -136,6 +154,11 @@ class HFTarget:
         self.vocab_size: int = config.vocab_size
         self.max_context = context_of(config)
 
+    def early(self, layers: int) -> EarlyTarget:
+        """The first `layers` layers, the final norm and the head of this very model."""
+        with self._one_at_a_time:
+            return EarlyTarget(self, layers)
+
     def provide(self, sessions: int, tokens: int) -> None:
         """Expect so many sessions at once, of up to `tokens` tokens each: they will share their calls of attention, and
         take memory as they grow and not when they are opened."""
@@ -159,7 +182,8 @@ class HFTarget:
         return HFSession(KVCache(capacity, self.plan.kv_step, self._arena, grows=self._in_blocks))
 
     def close(self, session: HFSession) -> None:
-        session.cache.close()
+        if not session.over:
+            session.cache.close()
         session.feed = None
 
     def keep(self, session: HFSession) -> HFSession:
@@ -168,10 +192,12 @@ class HFTarget:
         return kept
 
     def adopt(self, session: HFSession, donor: HFSession, length: int) -> None:
+        session.require_own("adopt")
         session.cache.copy(donor.cache, length)
 
     def check(self, session: HFSession, tokens: Sequence[int]) -> str | None:
-        """By computing all of it again; bit for bit where the plan keeps bits, else the lengths alone."""
+        """By computing all of it again; bit for bit where the plan keeps bits, else the lengths alone. After a tree
+        that grew, which keeps no bits, the first layer alone: it shows wrong tokens, positions and slots."""
         cached = self.cached(session)
         if cached > len(tokens):
             return f"{cached} tokens are cached and {len(tokens)} committed"
@@ -193,28 +219,35 @@ class HFTarget:
             return self._forward(feeds)
 
     def _forward(self, feeds: Sequence[Feed]) -> list[Scores]:
-        layouts = [Layout(feed) for feed in feeds]
+        for feed in feeds:
+            require_known(feed, feed.session.last)
+        layouts = [Layout(feed, self.plan.exact) for feed in feeds]
         longest = max((layout.longest for layout in layouts), default=0)
         if longest > self.max_context:
             raise ValueError(f"context: {longest} tokens, the model takes {self.max_context}")
+        for layout in layouts:
+            layout.cache.require_room(layout.start + layout.rows)
         for feed in feeds:
-            feed.session.feed = feed
-        found: list[list[np.ndarray]] = [[] for _ in feeds]
-        for tile in tiles_of([len(feed.tokens) for feed in feeds], self.plan.most):
+            if not feed.known:
+                feed.session.cache.wrote = None
+        found: list[_Found] = [[] for _ in feeds]
+        for tile in tiles_of([(layout.known, layout.rows) for layout in layouts], self.plan.most):
             self._run(layouts, tile, found)
+        for feed in feeds:
+            feed.session.feed = feed.session.cache.wrote = feed
         none = np.zeros((0, self.vocab_size), np.float32)
-        return [Scores(parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else none) for parts in found]
+        return [Scores(_in_feed_order(parts) if parts else none) for parts in found]
 
-    def _run(self, layouts: Sequence[Layout], tile: list[tuple[int, int, int]], found: list[list[np.ndarray]]) -> None:
+    def _run(self, layouts: Sequence[Layout], tile: list[tuple[int, int, int]], found: list[_Found]) -> None:
         """One tile: its rows through the model, the wanted logits appended to `found`, a feed each."""
         padded = self.plan.padded(sum(last - first for _, first, last in tile))
-        spans = spans_of(layouts, tile, self.plan)
-        neighbours, alone = neighbours_of(spans, self.plan)
-        wanted = [
-            [span.lo + row - span.first for row in span.layout.wanted if span.first <= row < span.last]
-            for span in spans
-        ]
-        index = [row for rows in wanted for row in rows]
+        neighbours, alone = neighbours_of(spans_of(layouts, tile, self.plan), self.plan)
+        wanted, index, lo = [], [], 0
+        for feed, first, last in tile:
+            rows, run_as = layouts[feed].wanted(first, last)
+            wanted.append((feed, rows))
+            index += [lo + at - first for at in run_as]
+            lo += last - first
         keep = index + [0] * (self.plan.padded(len(index)) - len(index))
         device = self.model.device
         tokens, positions = positions_of(layouts, tile, padded)
@@ -224,24 +257,66 @@ class HFTarget:
             cache=NoCache(),
             use_cache=True,
             logits_to_keep=torch.tensor(keep, dtype=torch.long, device=device),
-            draftproof=Packing(alone, neighbours, self.plan),
+            draftproof=Packing(alone, neighbours, boughs_of(layouts, tile), self.plan),
         ).logits[0]
         at, numbers = 0, logits.float().cpu().numpy()  # the one place where logits leave torch
-        for span, rows in zip(spans, wanted, strict=True):
+        for feed, rows in wanted:
             if rows:
-                found[layouts.index(span.layout)].append(numbers[at : at + len(rows)])
+                found[feed].append((rows, numbers[at : at + len(rows)]))
                 at += len(rows)
 
     def commit(self, sessions: Sequence[HFSession], paths: Sequence[Sequence[int]]) -> None:
         for session, path in zip(sessions, paths, strict=True):
-            feed = session.feed
+            session.require_own("commit")
+            feed, cache = session.feed, session.cache
             if feed is None:
                 raise ValueError("commit: nothing was fed to this session since its last commit")
+            if session.last is None:
+                raise ValueError("commit: what this session was fed has been written over since, or cut off")
             require_path(feed.parents, path)
-            base = session.cache.length + feed.committed
-            session.cache.compact(base, path)
-            session.cache.length = base + len(path)
+            base = cache.length + feed.committed
+            cache.compact(base, path)
+            if cache.sure == cache.length:
+                cache.sure = base + (_straight(path) if feed.known else len(path))
+            cache.length, cache.wrote = base + len(path), None
             session.feed = None
 
     def truncate(self, session: HFSession, length: int) -> None:
-        session.cache.length = min(session.cache.length, length)
+        session.require_own("truncate")
+        session.cache.cut(length)
+
+
+class EarlyTarget(HFTarget):
+    """The first layers of a target, its norm and its head, as a target: the same weights, lock and plan.
+
+    A session `open_over` one of the target's reads what that has cached, and what it writes lies beyond: there the
+    target's next forward writes its own. So it is fed between the target's commit and the target's next forward, and
+    commits nothing. Sessions from `open` are its own.
+    """
+
+    def __init__(self, target: HFTarget, layers: int) -> None:
+        self.__dict__.update(target.__dict__)
+        self.model = first_layers(target.model, layers)
+        self._shapes = self._shapes[:layers]
+
+    def open_over(self, session: HFSession) -> HFSession:
+        """A session that is always as long as `session`, of the target."""
+        return HFSession(session.cache, over=True)
+
+
+_Found = list[tuple[list[int], np.ndarray]]
+"""Rows of a feed and their logits, a tile each."""
+
+
+def _in_feed_order(parts: _Found) -> np.ndarray:
+    """Of a tree that runs in branches, over several tiles, the rows do not come in the feed's order."""
+    if len(parts) == 1:
+        return parts[0][1]
+    rows = [row for some, _ in parts for row in some]
+    logits = np.concatenate([some for _, some in parts])
+    return logits if rows == sorted(rows) else logits[np.argsort(rows)]
+
+
+def _straight(path: Sequence[int]) -> int:
+    """How many nodes of a path stood, when they ran under a mask, where text would."""
+    return next((i for i, node in enumerate(path) if node != i), len(path))

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..base import Feed, Row, Scores
 from ..trees import path_to, require_path
+from .feeds import require_known, rows_wanted
 
 
 @dataclass(slots=True)
@@ -38,9 +39,9 @@ class TableTarget:
 
     def _forward(self, feed: Feed) -> Scores:
         session: TableSession = feed.session
-        session.feed = feed
+        require_known(feed, session.feed)
         rows = []
-        for i in feed.wanted:
+        for i in rows_wanted(feed):
             node = i - feed.committed
             if node < 0:
                 history = [*session.tokens, *feed.tokens[: i + 1]]
@@ -50,6 +51,7 @@ class TableTarget:
             if len(history) > self.max_context:
                 raise ValueError(f"context: {len(history)} tokens, the model takes {self.max_context}")
             rows.append(self._row(history))
+        session.feed = feed
         return Scores(np.stack(rows) if rows else np.zeros((0, self.vocab_size)))
 
     def commit(self, sessions: Sequence[TableSession], paths: Sequence[Sequence[int]]) -> None:
@@ -63,7 +65,9 @@ class TableTarget:
             session.feed = None
 
     def truncate(self, session: TableSession, length: int) -> None:
-        del session.tokens[length:]
+        if length < len(session.tokens):
+            del session.tokens[length:]
+            session.feed = None  # it followed what is forgotten
 
     def kv_cost(self, tokens: int) -> int:
         """One byte a token, in blocks of 64."""
