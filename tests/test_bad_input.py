@@ -33,8 +33,11 @@ def plain(tmp_path_factory):
         (lambda llm: llm.encode("x", system="s", raw=True), "system: 's' cannot be used"),
         (lambda llm: llm.start([1] * 512), "512 tokens leave no room in the model's context of 512"),
         (lambda llm: llm.speculating({"metod": "ngram"}), "unknown key 'metod'; known are method"),
-        (lambda llm: llm.speculating({"method": "eagle"}), "'eagle' is unknown; known are ngram"),
-        (lambda llm: llm.speculating({"method": "draft_model"}), "needs a draft model's name"),
+        (lambda llm: llm.speculating({"method": "eagle"}), "'eagle' is unknown; known are auto, ngram"),
+        (
+            lambda llm: llm.speculating({"method": "draft_model"}),
+            "model: None is not allowed; method 'draft_model'",
+        ),
         (lambda llm: llm.speculating({"verify": "typical"}), "'typical' is unknown; known are coupled"),
         (lambda llm: llm.speculating({"verify": ["token"]}), "verify: ['token'] is not allowed"),
         (lambda llm: llm.speculating({"num_speculative_tokens": 10**9}), "it must be a whole number in 0 .. 1024"),
@@ -68,14 +71,14 @@ def test_bad_input_is_one_clear_line(plain, make, words):
 def no_numbers(feeds: Sequence[Feed]) -> list[Scores]:
     """A forward whose logits are all NaN."""
     for feed in feeds:
-        feed.session.feed = feed
+        feed.session.feed = feed.session.cache.wrote = feed
     return [Scores(np.full((len(feed.wanted), 257), np.nan, np.float32)) for feed in feeds]
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_draft_that_breaks_is_named(plain, other, monkeypatch):
-    fast = plain.speculating({"method": "draft_model", "model": str(other)})
-    monkeypatch.setattr(fast._draft_model.target, "forward", no_numbers)
+    fast = plain.speculating({"method": "draft_model", "model": str(other), "num_speculative_tokens": 5})
+    monkeypatch.setattr(fast._drafting.draft.target, "forward", no_numbers)
     with pytest.raises(ValueError, match=r"^draft model .*position 4: logits: .* nan"):
         fast.start([1, 2, 3, 4], SamplingParams(seed=3, max_tokens=60)).result()
 

@@ -28,7 +28,9 @@ def test_json_is_one_object_with_the_effective_configuration(folder, capsys):
     assert answer["finish_reason"] in ("stop", "length")
     assert len(answer["token_ids"]) == answer["stats"]["emitted"] <= 20
     assert answer["config"]["sampling"]["temperature"] == 0.5
-    assert answer["config"]["speculation"]["num_speculative_tokens"] == 5
+    speculation = answer["config"]["speculation"]
+    assert (speculation["num_speculative_tokens"], speculation["controller"]) == ("auto", "cost")
+    assert (speculation["parts"], speculation["depth"]) == (["suffix"], 16)
     assert answer["config"]["not_applied"] == {"no_repeat_ngram_size": 5}
     assert "no_repeat_ngram_size 5, which is not applied" in err
     assert set(answer["stats"]["seconds"]) == {"load", "prefill", "propose", "forward", "verify", "commit", "total"}
@@ -73,7 +75,7 @@ def test_the_prompt_may_come_from_standard_input(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["x", "--draft", "eagle"], "--draft: 'eagle' is unknown; use ngram, model:NAME or none"),
+        (["x", "--draft", "eagle"], "--draft: 'eagle' is unknown; use auto, auto:NAME, suffix, ngram, model:NAME,"),
         (["x", "--verify", "typical"], "verify: 'typical' is unknown; known are coupled, token, block"),
         (
             ["x", "--verify", "lossy_typical"],
@@ -81,7 +83,7 @@ def test_the_prompt_may_come_from_standard_input(folder, capsys, monkeypatch):
         ),
         (
             ["x", "--verify", "greedy_multi"],
-            "takes one level: nodes that all follow the last committed token, but ngram drafts a chain of up to 5 "
+            "takes one level: nodes that all follow the last committed token, but auto drafts a chain of up to 5 "
             "tokens; use coupled, token, block, recursive, traversal, or draft one token (num_speculative_tokens 1)",
         ),
         (["x", "--num-speculative-tokens", "-1"], "num_speculative_tokens: -1 is not allowed"),
@@ -119,7 +121,7 @@ def test_a_prompt_longer_than_the_context_is_refused(folder, capsys):
 
 def test_a_draft_of_another_vocabulary_is_refused(folder, tmp_path, capsys):
     assert generate("a", "--model", folder, "--draft", f"model:{make_folder(tmp_path, reverse=True)}") == 2
-    assert "another vocabulary" in capsys.readouterr().err
+    assert "its vocabulary is the target's, permuted" in capsys.readouterr().err
 
 
 def test_a_trace_follows_links_and_leaves_pipes_and_devices_what_they_are(folder, capsys, tmp_path):

@@ -29,7 +29,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def names(folder):
     """The options of nearly every run."""
-    return ("--model", folder, "--dtype", "float32", "--max-tokens", 24, "--seed", 5)
+    fixed = ("--draft", "ngram", "--num-speculative-tokens", 5)  # what a clock decides no two runs share
+    return ("--model", folder, "--dtype", "float32", "--max-tokens", 24, "--seed", 5, *fixed)
 
 
 @pytest.fixture
@@ -390,7 +391,7 @@ def test_a_signal_without_an_output_still_shows_what_is_finished(names, whole, c
 def test_a_process_asked_to_end_drains_and_resumes(folder, tmp_path):
     source = write(tmp_path / "p.txt", *[f"abc{n}abc" for n in range(16)])
     words = ["--prompts", source, "--model", folder, "--dtype", "float32", "--seed", 1, "--max-tokens", 60]
-    words += ["--max-num-seqs", 2]
+    words += ["--max-num-seqs", 2, "--draft", "ngram", "--num-speculative-tokens", 5]
     output = tmp_path / "o.jsonl"
     start = [sys.executable, "-c", "from draftproof.cli import main; main()", "generate", *map(str, words)]
     with subprocess.Popen([*start, "--output", str(output)], stderr=subprocess.PIPE, text=True) as process:

@@ -97,7 +97,7 @@ def test_two_requests_interleaved_do_not_disturb_each_other(plain):
 
 def test_a_draft_of_another_vocabulary_is_refused(plain, tmp_path):
     permuted = make_folder(tmp_path, reverse=True)
-    with pytest.raises(ValueError, match="has another vocabulary than"):
+    with pytest.raises(ValueError, match="its vocabulary is the target's, permuted"):
         plain.speculating({"method": "draft_model", "model": str(permuted)})
 
 

@@ -324,13 +324,15 @@ class Terms:
     """What drafting costs and how often it came true: drafters that see them draft as much as is expected to pay.
 
     rounds[n]: seconds of a round that scores n nodes, without drafting them. base: tokens that the round yields
-    whatever is drafted: one, and those of the requests that share it. levels: seconds of drafting one more level, by
-    origin. trust: by origin, how often a node of each rank among its siblings and each class of confidence was
-    accepted, given that its parent was: [ranks][BINS + 1], the last entry for all classes together.
+    whatever is drafted: one, and those of the requests that share it. branch: seconds that each leaf of a tree but one
+    adds. levels: seconds of drafting one more level, by origin. trust: by origin, how often a node of each rank among
+    its siblings and each class of confidence was accepted, given that its parent was: [ranks][BINS + 1], the last entry
+    for all classes together.
     """
 
     rounds: tuple[float, ...]
     base: float = 1.0
+    branch: float = 0.0
     levels: Mapping[str, float] = field(default_factory=dict)
     trust: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
 

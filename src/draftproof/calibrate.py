@@ -23,7 +23,12 @@ from .models.load import Loaded, default_cache_dir
 _ROWS = (1, 4, 8, 12, 16, 24)
 _CONTEXT = 128
 _REPEATS = 5
-_FORMAT = 1
+_FORMAT = 2
+_BUSHY = (-1, 0, 1, 2, 3, -1, 0, 1)  # eight nodes, four leaves
+
+
+Known = tuple[dict[int, float], dict[str, float], float]
+"""Seconds of rounds by rows, of levels by origin, and of a branch."""
 
 
 def calibrated(
@@ -39,18 +44,15 @@ def calibrated(
     if known is None:
         notify("Measuring what rounds cost here, once")
         rounds = {rows: _seconds(target.target, rows) for rows in _ROWS}
-        # an early exit reads another's cache; the share of layers that it runs says what it costs
-        levels = {
-            origin: rounds[1] * model.share if hasattr(model, "share") else _seconds(model, 1)
-            for origin, model in models.items()
-        }
-        known = rounds, levels
+        levels = {origin: _seconds(model, 1) for origin, model in models.items()}
+        branch = max(_seconds(target.target, 9, _BUSHY) - _seconds(target.target, 9), 0.0) / 3
+        known = rounds, levels, branch
         _write(file, known)
     return Costs(target.target.plan.multiple, *known)
 
 
-def _seconds(model: Target, rows: int) -> float:
-    """The middle of some forwards of so many rows after a short text."""
+def _seconds(model: Target, rows: int, parents: tuple[int, ...] | None = None) -> float:
+    """The middle of some forwards of so many rows after a short text; parents: of a tree, None for a chain."""
     length = min(_CONTEXT, model.max_context - rows - 1)
     session = model.open(length + rows + 1)
     try:
@@ -59,7 +61,7 @@ def _seconds(model: Target, rows: int) -> float:
         spent = []
         for _ in range(_REPEATS):
             began = perf_counter()
-            model.forward([Feed(session, (0,) * rows, tuple(range(-1, rows - 2)))])
+            model.forward([Feed(session, (0,) * rows, tuple(range(-1, rows - 2)) if parents is None else parents)])
             spent.append(perf_counter() - began)
         return sorted(spent)[_REPEATS // 2]
     finally:
@@ -82,22 +84,23 @@ def _key(target: Loaded, models: Mapping[str, Any]) -> str:
     return blake2b(repr(said).encode(), digest_size=12).hexdigest()
 
 
-def _read(file: Path) -> tuple[dict[int, float], dict[str, float]] | None:
+def _read(file: Path) -> Known | None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         rounds = {int(rows): float(seconds) for rows, seconds in found["rounds"].items()}
         levels = {str(origin): float(seconds) for origin, seconds in found["levels"].items()}
+        branch = float(found["branch"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, or not ours: measured again
         return None
-    return (rounds, levels) if rounds and min([*rounds.values(), *levels.values()]) > 0 else None
+    return (rounds, levels, branch) if rounds and min([*rounds.values(), *levels.values()]) > 0 <= branch else None
 
 
-def _write(file: Path, known: tuple[dict[int, float], dict[str, float]]) -> None:
+def _write(file: Path, known: Known) -> None:
     """Aside, then renamed. That it cannot be kept is no reason to fail."""
     aside = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps({"rounds": known[0], "levels": known[1]}), encoding="utf-8")
+        aside.write_text(json.dumps({"rounds": known[0], "levels": known[1], "branch": known[2]}), encoding="utf-8")
         aside.replace(file)
     except OSError:
         aside.unlink(missing_ok=True)

@@ -74,8 +74,11 @@ class Drafting:
     def as_config(self) -> dict[str, Any]:
         """What is in effect, whoever chose it."""
         config = self.config
+        asked = asdict(config)
+        if asked["num_speculative_tokens"] is None:
+            asked["num_speculative_tokens"] = "auto" if config.control == "cost" else config.depth
         chosen = {"controller": config.control, "depth": config.depth, "widths": config.widths, "parts": config.parts}
-        return asdict(config) | chosen | {"why": list(self.why)}
+        return asked | chosen | {"why": list(self.why)}
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Remember an answer for the requests to come: only where what is drafted cannot change a text."""

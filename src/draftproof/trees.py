@@ -84,3 +84,12 @@ def follow(tokens: Sequence[int], parents: Sequence[int], text: Sequence[int]) -
             break
         path.append(node)
     return path
+
+
+def leaves_of(parents: Sequence[int]) -> int:
+    """How many nodes have no children.
+
+    >>> leaves_of([-1, 0, 0]), leaves_of([])
+    (2, 0)
+    """
+    return len(parents) - len(set(parents) - {ROOT})

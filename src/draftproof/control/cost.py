@@ -96,7 +96,7 @@ class Cost:
             origin: seconds for origin in self._models if (seconds := self._costs.level(origin)) is not None
         }
         trust = {origin: state.record.table(origin) for origin in self._origins}
-        return Terms(rounds, 1 + mates * state.tokens, levels, trust)
+        return Terms(rounds, 1 + mates * state.tokens, self._costs.branch, levels, trust)
 
     def update(self, state: _State, step: Step) -> _State:
         self._costs.add(step, self._models)

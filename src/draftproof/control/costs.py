@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from ..base import Step
+from ..trees import leaves_of
 from .threshold import levels_of
 
 _KEPT = 9  # measurements of a kind: their median outlives a hiccup and follows a change
@@ -17,13 +18,17 @@ class Costs:
     """Seconds of a round by the rows it scores and the context, and of a level of drafting by origin.
 
     step: rows that a forward is padded to a multiple of. rounds: known beforehand, by rows, for short contexts.
-    levels: the same of drafters.
+    levels: the same of drafters. branch: what each leaf of a tree but one adds to a round.
     """
 
     def __init__(
-        self, step: int = 1, rounds: Mapping[int, float] | None = None, levels: Mapping[str, float] | None = None
+        self,
+        step: int = 1,
+        rounds: Mapping[int, float] | None = None,
+        levels: Mapping[str, float] | None = None,
+        branch: float = 0.0,
     ) -> None:
-        self.step = step
+        self.step, self.branch = step, branch
         self._rounds: dict[int, dict[int, deque[float]]] = {}
         self._levels: dict[str, deque[float]] = {}
         for rows, seconds in (rounds or {}).items():
@@ -34,6 +39,7 @@ class Costs:
     def add(self, step: Step, models: frozenset[str]) -> None:
         """A round that was measured. models: origins whose drafting takes time worth counting."""
         spent = sum(step.seconds.get(phase, 0.0) for phase in ("forward", "verify", "commit"))
+        spent -= self.branch * max(leaves_of(step.draft.parents) - 1, 0)
         if step.rows and spent > 0 and "prefill" not in step.seconds:
             self._of(bucket_of(step.draft.root), step.rows).append(spent)
         origins = models & set(step.draft.origin)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..base import ROOT, Chance, Context, Draft, Drafter, Keeper, Kind, Plan, Session
-from .outlook import expected_rate, paying, rate, reaches_of
+from .outlook import expected_rate, paying, reaches_of, worthwhile
 
 
 @dataclass(slots=True)
@@ -60,7 +60,8 @@ class CombinedDrafter:
         if terms is None:
             wanted = self._merge or not len(found)
         else:
-            wanted = not len(found) or expected_rate(terms, name, plan) > rate(reaches_of(found, terms), terms)
+            known, _ = worthwhile(found.parents, reaches_of(found, terms), terms)
+            wanted = not len(found) or expected_rate(terms, name, plan) > known
         return replace(plan, max_nodes=room) if wanted else Plan()
 
     # whoever keeps a cache does it for all

@@ -16,8 +16,8 @@ from ..base import ROOT, Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose,
 from ..laws import fit, total, without
 from ..sampling import AdjustError
 from ..trees import path_to
-from .outlook import mean_trust, rate
-from .worth import best_count, trusted
+from .outlook import mean_trust, worthwhile
+from .worth import trusted
 
 
 @dataclass(slots=True)
@@ -70,8 +70,7 @@ class Growing:
         terms = self.plan.terms
         if terms is None or self.kind is not Kind.COUPLED:
             return whole
-        count = best_count(sorted(self.reach, reverse=True), terms.rounds, terms.base)
-        return whole.keeping(sorted(_likeliest(self.reach)[:count]))
+        return whole.keeping(worthwhile(self.parents, self.reach, terms)[1])
 
 
 def grow(model: Target, drafts: Sequence[Growing]) -> None:
@@ -160,19 +159,11 @@ def _worth_growing(each: Growing, level: Sequence[int]) -> list[int]:
         return list(level)
     cost = terms.levels.get(each.origin, 0.0)
     trust, width = terms.trust.get(each.origin), each.plan.width(each.levels)
-    hoped = [(each.reach[node] * mean_trust(trust, rank), node) for node in level for rank in range(width)]
-    reaches = [*each.reach, *(reach for reach, _ in hoped)]
-    if rate(reaches, terms, (each.levels + 1) * cost) <= rate(each.reach, terms, each.levels * cost):
-        return []
-    rounds = [seconds + (each.levels + 1) * cost for seconds in terms.rounds]
-    count = best_count(sorted(reaches, reverse=True), rounds, terms.base)
-    kept = {i - len(each.reach) for i in _likeliest(reaches)[:count] if i >= len(each.reach)}
-    return sorted({hoped[i][1] for i in kept})
-
-
-def _likeliest(reaches: Sequence[float]) -> list[int]:
-    """Nodes by falling reach; parents first among equals, as they come first."""
-    return sorted(range(len(reaches)), key=lambda node: -reaches[node])
+    parents = [*each.parents, *(node for node in level for _ in range(width))]
+    hoped = [each.reach[node] * mean_trust(trust, rank) for node in level for rank in range(width)]
+    now, _ = worthwhile(each.parents, each.reach, terms, each.levels * cost)
+    then, nodes = worthwhile(parents, [*each.reach, *hoped], terms, (each.levels + 1) * cost)
+    return sorted({parents[node] for node in nodes if node >= len(each.reach)}) if then > now else []
 
 
 def law_of_row(context: Context, logits: np.ndarray, history: Sequence[int]) -> Any:

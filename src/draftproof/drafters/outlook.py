@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..base import ROOT, Draft, Kind, Plan, Terms
-from .worth import best_count, trusted
+from .worth import trusted
 
 Trust = Sequence[Sequence[float]]
 """Of one origin, see `base.Terms`."""
@@ -20,26 +20,58 @@ def mean_trust(trust: Trust | None, rank: int) -> float:
     return known[min(rank, len(known) - 1)]
 
 
-def rate(reaches: Sequence[float], terms: Terms, drafting: float = 0.0) -> float:
-    """Expected tokens a second of the best round that nodes of these probabilities allow, after `drafting` seconds."""
-    gains = sorted(reaches, reverse=True)
-    rounds = [seconds + drafting for seconds in terms.rounds]
-    count = best_count(gains, rounds, terms.base)
-    return (terms.base + sum(gains[:count])) / rounds[count]
+def worthwhile(
+    parents: Sequence[int], reaches: Sequence[float], terms: Terms, drafting: float = 0.0
+) -> tuple[float, list[int]]:
+    """Expected tokens a second of a round after `drafting` seconds, and the nodes to score for that: none, or the
+    likeliest ones of the tree, or the first ones of its likeliest path, which costs no branches."""
+    if not terms.rounds:
+        return 0.0, []
+    by_reach = sorted(range(len(reaches)), key=lambda node: -reaches[node])
+    orders = [by_reach, _likeliest_path(by_reach, parents)] if terms.branch else [by_reach]
+    rate, count, order = max((*_best_prefix(order, parents, reaches, terms, drafting), order) for order in orders)
+    return rate, sorted(order[:count])
+
+
+def _best_prefix(
+    order: Sequence[int], parents: Sequence[int], reaches: Sequence[float], terms: Terms, drafting: float
+) -> tuple[float, int]:
+    tokens, branches, above = terms.base, 0, set[int]()
+    best, most = 0, tokens / (terms.rounds[0] + drafting)
+    for count, node in enumerate(order[: len(terms.rounds) - 1], 1):
+        tokens += reaches[node]
+        branches += parents[node] in above
+        above.add(parents[node])
+        rate = tokens / (terms.rounds[count] + branches * terms.branch + drafting)
+        if rate > most:
+            best, most = count, rate
+    return most, best
+
+
+def _likeliest_path(by_reach: Sequence[int], parents: Sequence[int]) -> list[int]:
+    path, end = [], ROOT
+    for node in by_reach:  # a parent is at least as likely as its children, and stands before them among equals
+        if parents[node] == end:
+            path.append(node)
+            end = node
+    return path
 
 
 def expected_rate(terms: Terms, origin: str, plan: Plan) -> float:
     """Tokens a second if `origin` drafts as `plan` allows, as deep as pays."""
     cost, trust = terms.levels.get(origin, 0.0), terms.trust.get(origin)
-    best, reaches, front = 0.0, [], [1.0]
+    best, reaches, parents, front = 0.0, list[float](), list[int](), [(1.0, ROOT)]
     for level in range(plan.depth):
-        width = plan.width(level)
-        front = [above * mean_trust(trust, rank) for above in front for rank in range(width)]
-        reaches += front
-        if len(reaches) > plan.nodes:
-            reaches = sorted(reaches, reverse=True)[: plan.nodes]
-        found = rate(reaches, terms, (level + 1) * cost)
-        if found < best * 0.9 or front[0] < 0.02:
+        below = []
+        for reach, node in front:
+            for rank in range(plan.width(level)):
+                if len(reaches) < plan.nodes:
+                    below.append((reach * mean_trust(trust, rank), len(reaches)))
+                    reaches.append(below[-1][0])
+                    parents.append(node)
+        front = below
+        found, _ = worthwhile(parents, reaches, terms, (level + 1) * cost)
+        if not below or below[0][0] < 0.02 or found < 0.9 * best:
             break
         best = max(best, found)
     return best
@@ -66,10 +98,8 @@ def reaches_of(draft: Draft, terms: Terms) -> list[float]:
 
 
 def paying(draft: Draft, terms: Terms | None) -> Draft:
-    """As many of the likeliest nodes as pay. A draft with sampled tokens stays whole: to drop one for what it is would
-    change the law."""
+    """As much of it as pays. A draft with sampled tokens stays whole: to drop one for what it is would change the
+    law."""
     if terms is None or not len(draft) or Kind.SAMPLED in draft.kind:
         return draft
-    reaches = reaches_of(draft, terms)
-    order = sorted(range(len(draft)), key=lambda node: -reaches[node])
-    return draft.keeping(sorted(order[: best_count([reaches[node] for node in order], terms.rounds, terms.base)]))
+    return draft.keeping(worthwhile(draft.parents, reaches_of(draft, terms), terms)[1])

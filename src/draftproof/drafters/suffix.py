@@ -15,7 +15,8 @@ from operator import itemgetter
 from ..base import ROOT, Chance, Context, Draft, Kind, Plan, Terms
 from .corpus import SuffixCorpus
 from .occurrences import Occurrences, Place
-from .worth import best_count, trusted
+from .outlook import worthwhile
+from .worth import trusted
 
 ORIGIN = "suffix"
 
@@ -149,7 +150,11 @@ class _Growing:
         """Whether more nodes, all as likely as the next one, which none exceeds, would bring more tokens a second."""
         if self.terms is None:
             return True
-        kept, reach, (now, *wider) = 1 + sum(self.reach), -self.heap[0][0], self.terms.rounds[len(self.tokens) :]
+        kept, reach, (now, *wider) = (
+            self.terms.base + sum(self.reach),
+            -self.heap[0][0],
+            self.terms.rounds[len(self.tokens) :],
+        )
         return any((kept + more * reach) * now > kept * seconds for more, seconds in enumerate(wider, 1))
 
     def _sprout(self, parent: int, reach: float, level: int, spots: list[Spot]) -> None:
@@ -207,16 +212,19 @@ class SuffixDrafter:
         limit = plan.nodes if terms is None else min(plan.nodes, len(terms.rounds) - 1)
         growing = _Growing(plan, self._shortest, floor, limit, terms)
         growing.grow(list(self._spots(session)))
-        n = len(growing.tokens) if terms is None else best_count(growing.reach, terms.rounds)
-        return Draft(
+        n = len(growing.tokens)
+        draft = Draft(
             root,
-            tuple(growing.tokens[:n]),
-            tuple(growing.parents[:n]),
+            tuple(growing.tokens),
+            tuple(growing.parents),
             (Kind.CHOSEN,) * n,
             (ORIGIN,) * n,
             row_of=(-1,) * n,
-            confidence=tuple(growing.confidence[:n]),
+            confidence=tuple(growing.confidence),
         )
+        if terms is None:
+            return draft
+        return draft.keeping(worthwhile(growing.parents, growing.reach, terms)[1])
 
     def _spots(self, session: _Text) -> Iterator[Spot]:
         yield session.seen, (session.state, session.seen.length[session.state])
