@@ -16,7 +16,7 @@ from draftproof.base import Chance, Draft, Kind, Load, Plan, Step
 from draftproof.control import Cost, Costs, Fixed, Threshold
 from draftproof.drafters import ModelDrafter
 from draftproof.models.table import TableTarget
-from draftproof.rules import RULES
+from draftproof.rules import RULES, why_not
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -37,6 +37,8 @@ def test_the_cases_of_the_proof_have_drafts_to_prove(name: str):
     )
     made = [step.draft for _, (_, steps) in paths(lambda chance: steps_of(case, chance)) for step in steps]
     assert max(map(len, made)) >= 2
+    able = [rule for rule in RULES if Case(name, "dense", Fixed(2), 3).refusal(rule) is None]
+    assert all(why_not(rule, draft.parents, draft.kind) is None for rule in able for draft in made)
     if cases.DRAFTINGS[name].shape is not None:
         assert any(draft.parents.count(-1) >= 2 for draft in made)
     if "suffix " in name and name != "suffix tree":

@@ -94,7 +94,7 @@ def llm(tmp_path_factory):
     plain = LLM(str(folder), dtype="float32", max_num_seqs=8, check=True)
     return {
         "none": plain,
-        "ngram": plain.speculating({"method": "ngram"}),
+        "ngram": plain.speculating({"method": "ngram", "num_speculative_tokens": 5}),
         "model": plain.speculating({"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3}),
         "other model": plain.speculating({"method": "draft_model", "model": str(other), "verify": "block"}),
     }
@@ -198,7 +198,12 @@ def test_T40_rows_of_other_lengths_depths_and_settings_keep_their_own_law(rule: 
 @pytest.mark.usefixtures("unchecked")  # a check of shapes would read the row first
 def test_numbers_that_are_none_in_the_rows_of_one_request_end_it_alone(tmp_path):
     """The embedding of one token is NaN: its request ends with an error that names it, its mates do not notice."""
-    llm = LLM(str(make_folder(tmp_path)), dtype="float32", speculative_config={"method": "ngram"}, check=True)
+    llm = LLM(
+        str(make_folder(tmp_path)),
+        dtype="float32",
+        speculative_config={"method": "ngram", "num_speculative_tokens": 5},
+        check=True,
+    )
     bad = llm.encode("~", raw=True)[0]
     with torch.no_grad():
         llm.loaded.target.model.get_input_embeddings().weight[bad] = float("nan")

@@ -36,7 +36,7 @@ def skip_unless_exact(llm):
 def test_the_same_seed_gives_the_same_text_with_speculation_on_and_off(plain, prompt, temperature):
     skip_unless_exact(plain)
     params = SamplingParams(temperature=temperature, seed=11, max_tokens=48)
-    fast = said(plain.speculating({"method": "ngram"}), plain.encode(prompt), params)
+    fast = said(plain.speculating({"method": "ngram", "num_speculative_tokens": 5}), plain.encode(prompt), params)
     slow = said(plain, plain.encode(prompt), params)
     assert fast.token_ids == slow.token_ids
     assert fast.text == slow.text
@@ -44,7 +44,7 @@ def test_the_same_seed_gives_the_same_text_with_speculation_on_and_off(plain, pr
 
 
 def test_greedy_speculation_accepts_and_saves_passes(plain):
-    fast = plain.speculating({"method": "ngram"})
+    fast = plain.speculating({"method": "ngram", "num_speculative_tokens": 5})
     stats = said(fast, plain.encode(PROMPTS[0]), SamplingParams(temperature=0.0, max_tokens=48)).stats
     assert stats.accepted >= 4
     assert stats.rounds < stats.emitted
@@ -71,14 +71,14 @@ def test_a_model_that_drafts_for_itself_is_always_accepted(plain, rule):
 def test_the_doctor_finds_no_row_that_depends_on_its_company(plain):
     skip_unless_exact(plain)
     findings = examine(plain.loaded.target, lengths=(60, 540))
-    chains = [finding for finding in findings if finding.claimed]
+    chains = list(findings)
     assert sum(finding.rows for finding in chains) >= 90
     assert [finding.differ for finding in chains] == [0] * len(chains)
 
 
 def test_eight_together_accept_what_each_accepts_alone(plain):
     skip_unless_exact(plain)
-    fast = plain.speculating({"method": "ngram"})
+    fast = plain.speculating({"method": "ngram", "num_speculative_tokens": 5})
     prompts = [fast.encode(f"{prompt} {number}") for number in ["one", "two", "three", "four"] for prompt in PROMPTS]
     params = [SamplingParams(temperature=i // 6, seed=i, max_tokens=8 + i) for i in range(8)]
     together = answers(fast, prompts, params)

@@ -20,6 +20,7 @@ from draftproof.commit import Output
 from draftproof.control import Fixed
 from draftproof.drafters.corpus import SuffixCorpus, corpus_of
 from draftproof.drafters.occurrences import Occurrences
+from draftproof.drafters.outlook import worthwhile
 from draftproof.drafters.suffix import (
     CONTEXTS,
     CORPUS,
@@ -31,13 +32,14 @@ from draftproof.drafters.suffix import (
     SuffixDrafter,
     escape,
 )
-from draftproof.drafters.worth import best_count, bin_of, trusted
+from draftproof.drafters.worth import bin_of, trusted
 from draftproof.engine import Engine, EngineConfig
 from draftproof.memory import KVMemory
 from draftproof.models.table import TableTarget, hashed_logits
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
 from draftproof.seats import Request
+from tests.toys import Known
 
 CHANCE = PhiloxChance(0)
 CONTEXT = Context(law_of(SamplingParams()), 64, 1000)
@@ -99,7 +101,10 @@ def reaches(draft: Draft, trust: Sequence[Sequence[float]] | None = None) -> lis
     out: list[float] = []
     for node, parent in enumerate(draft.parents):
         elder = [i for i in range(node) if draft.parents[i] == parent]
-        likely = [trusted(trust, rank, draft.confidence[i]) for rank, i in enumerate([*elder, node])]
+        likely = [
+            trusted(Known(trust) if trust else None, 0, rank, draft.confidence[i])
+            for rank, i in enumerate([*elder, node])
+        ]
         out.append((out[parent] if parent != ROOT else 1.0) * min(likely))
     return out
 
@@ -339,7 +344,9 @@ TRUST = st.lists(st.tuples(*[st.floats(0, 1)] * (BINS + 1)), min_size=1, max_siz
 def test_a_draft_keeps_to_plan_and_to_what_was_seen(text, texts, shape, shortest: int, terms):
     trust, plan = terms[1] if terms else None, Plan(*shape)
     if terms:
-        known = Terms(tuple(terms[0]), trust={"suffix": trust, "other": ((0.0,) * (BINS + 1),)} if trust else {})
+        known = Terms(
+            tuple(terms[0]), trust={"suffix": Known(trust), "other": Known(((0.0,) * (BINS + 1),))} if trust else {}
+        )
         plan = Plan(*shape, terms=known)
     draft = proposed(SuffixDrafter(corpus_with(texts), longest=8, shortest=shortest), text, plan)
     assert draft.root == len(text)
@@ -565,7 +572,7 @@ def test_a_folder_must_be_there(tmp_path: Path):
 @given(TEXT, ROUNDS, SHAPES, st.none() | TRUST)
 def test_as_many_nodes_as_pay_are_drafted(text: list[int], rounds: list[float], shape, trust):
     """The best of all counts, as if every node that the plan allows had been looked for."""
-    free = Terms((1.0,) * 60, trust={"suffix": trust} if trust else {})
+    free = Terms((1.0,) * 60, trust={"suffix": Known(trust)} if trust else {})
     every = proposed(SuffixDrafter(longest=4), text, Plan(*shape, terms=free))
     terms = Terms(tuple(rounds), trust=free.trust)
     draft = proposed(SuffixDrafter(longest=4), text, Plan(*shape, terms=terms))
@@ -591,7 +598,7 @@ def test_what_was_observed_counts_for_more_than_what_is_believed():
     text, rounds = [1, 2, 3] * 40, tuple(1 + 0.3 * n for n in range(4))
     never, always = ((0.0,) * (BINS + 1),), ((1.0,) * (BINS + 1),)
     for trust, nodes in ((never, 0), (always, 3)):
-        draft = proposed(SuffixDrafter(), text, Plan(3, terms=Terms(rounds, trust={"suffix": trust})))
+        draft = proposed(SuffixDrafter(), text, Plan(3, terms=Terms(rounds, trust={"suffix": Known(trust)})))
         assert len(draft) == nodes
     assert draft.confidence == proposed(SuffixDrafter(), text, Plan(3)).confidence, (
         "its own estimate, as trust is by it"
@@ -601,9 +608,9 @@ def test_what_was_observed_counts_for_more_than_what_is_believed():
 def test_a_later_sibling_is_never_trusted_more_than_an_earlier_one():
     text = [3, 7, 3, 8, 3]
     trust = ((0.2,) * (BINS + 1), (0.9,) * (BINS + 1))
-    plan = Plan(1, (2,), terms=Terms((1.0, 1.0, 1.0), trust={"suffix": trust}))
+    plan = Plan(1, (2,), terms=Terms((1.0, 1.0, 1.0), trust={"suffix": Known(trust)}))
     assert proposed(SuffixDrafter(), text, plan).tokens == (8, 7)
-    dear = Plan(1, (2,), terms=Terms((1.0, 1.1, 1.5), trust={"suffix": trust}))
+    dear = Plan(1, (2,), terms=Terms((1.0, 1.1, 1.5), trust={"suffix": Known(trust)}))
     assert proposed(SuffixDrafter(), text, dear).tokens == (8,)
 
 
@@ -618,8 +625,10 @@ def test_classes_of_confidence_rise():
 
 @given(st.lists(st.floats(0, 1), max_size=10), ROUNDS)
 def test_the_best_count_is_the_best_of_all(gains: list[float], rounds: list[float]):
+    gains = sorted(gains, reverse=True)
     rates = [(1 + sum(gains[:n])) / rounds[n] for n in range(min(len(gains) + 1, len(rounds)))]
-    best = best_count(gains, rounds)
+    chain = range(-1, len(gains) - 1)
+    best = len(worthwhile(chain, gains, Terms(tuple(rounds)))[1])
     assert rates[best] == pytest.approx(max(rates))
     assert all(rate < rates[best] + 1e-12 for rate in rates[:best])
 

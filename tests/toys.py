@@ -25,6 +25,7 @@ from draftproof.base import (
 from draftproof.commit import Output
 from draftproof.control import Fixed
 from draftproof.drafters import NGramDrafter
+from draftproof.drafters.worth import bin_of
 from draftproof.engine import Engine, EngineConfig
 from draftproof.loop import decode
 from draftproof.memory import KVMemory
@@ -189,3 +190,14 @@ def chi_square_limit(degrees: int, alpha: float = 1e-9) -> float:
     """What a chi-square variable exceeds with probability at most alpha (Laurent and Massart 2000, lemma 1)."""
     t = -math.log(alpha)
     return degrees + 2 * math.sqrt(degrees * t) + 2 * t
+
+
+class Known:
+    """A `Trust` of [ranks][BINS + 1] shares, the same at every level."""
+
+    def __init__(self, table: Sequence[Sequence[float]]) -> None:
+        self._table = table
+
+    def share(self, level: int, rank: int, confidence: float | None) -> float:
+        of_rank = self._table[min(rank, len(self._table) - 1)]
+        return of_rank[-1 if confidence is None else bin_of(confidence)]

@@ -319,22 +319,29 @@ BINS = 8
 """Classes of confidence for which acceptances are kept apart."""
 
 
+@runtime_checkable
+class Trust(Protocol):
+    """How often one drafter's nodes came true, each given that its parent did."""
+
+    def share(self, level: int, rank: int, confidence: float | None) -> float:
+        """Of nodes with `level` nodes above them and `rank` earlier siblings, of that confidence (None: of any)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What drafting costs and how often it came true: drafters that see them draft as much as is expected to pay.
 
     rounds[n]: seconds of a round that scores n nodes, without drafting them. base: tokens that the round yields
     whatever is drafted: one, and those of the requests that share it. branch: seconds that each leaf of a tree but one
-    adds. levels: seconds of drafting one more level, by origin. trust: by origin, how often a node of each rank among
-    its siblings and each class of confidence was accepted, given that its parent was: [ranks][BINS + 1], the last entry
-    for all classes together.
+    adds. levels: seconds of drafting one more level, by origin. trust: by origin.
     """
 
     rounds: tuple[float, ...]
     base: float = 1.0
     branch: float = 0.0
     levels: Mapping[str, float] = field(default_factory=dict)
-    trust: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    trust: Mapping[str, Trust] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

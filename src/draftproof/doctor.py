@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
 
@@ -24,15 +24,11 @@ _TREE = (ROOT, ROOT, 0, 0, 1, 2, 3, 5)  # two children, grandchildren, a branch 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One comparison: how many rows of logits were compared, how many differ in any bit.
-
-    claimed: whether the claim of bit-exactness covers it. Chains it does; trees it does not (docs/decisions/0004).
-    """
+    """One comparison: how many rows of logits were compared, how many differ in any bit."""
 
     name: str
     rows: int
     differ: int
-    claimed: bool = True
 
 
 def examine(
@@ -67,7 +63,7 @@ def examine(
 
 def claim(target: HFTarget, findings: Sequence[Finding]) -> Literal["bit-exact", "same law"]:
     """What may be said of this model on this machine after the comparisons."""
-    broken = any(finding.differ for finding in findings if finding.claimed)
+    broken = any(finding.differ for finding in findings)
     return "bit-exact" if target.plan.exact and not broken else "same law"
 
 
@@ -113,7 +109,7 @@ def _trees(target: HFTarget, texts: list[list[int]], rng: np.random.Generator) -
         [scores] = target.forward([Feed(session, (text[-1], *nodes), _TREE)])
         tree.append(scores.logits)
         paths.append(np.stack(list(_paths(target, session, text, nodes))))
-    return replace(_compare("draft trees, against their paths (not claimed)", paths, tree), claimed=False)
+    return _compare("draft trees, against their paths", paths, tree)
 
 
 def _paths(target: HFTarget, session: Any, text: Sequence[int], nodes: Sequence[int]) -> Iterator[np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from .drafters import (
 )
 from .drafters.corpus import SuffixCorpus, corpus_of
 from .models.load import Loaded
+from .models.narrow import NarrowTarget
 from .speculation import SpeculativeConfig
 from .vocabularies import Speller, relation, unnamed
 
@@ -82,7 +83,7 @@ class Drafting:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Remember an answer for the requests to come: only where what is drafted cannot change a text."""
-        if self.corpus is not None and self.config.verify == "coupled":
+        if self.corpus is not None and self.config.suffix_cache and self.config.verify == "coupled":
             self.corpus.add(tokens)
 
 
@@ -110,6 +111,9 @@ def drafting_for(
             parts[origin] = EarlyExitDrafter(models[origin], config.kind)
         else:
             made.draft = load(str(config.model))
+            if config.draft_vocabulary is not None:
+                narrow = NarrowTarget(made.draft.target, min(config.draft_vocabulary, made.draft.target.vocab_size))
+                made.draft = replace(made.draft, target=narrow)
             models[origin] = made.draft.target
             parts[origin] = _model_drafter(config, target, made.draft, made.why)
     made.origins = tuple(parts)

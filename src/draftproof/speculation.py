@@ -30,7 +30,8 @@ class SpeculativeConfig:
     "auto" and "cost" under the coupled rule; 5 and "fixed" under others, whose text depends on what is drafted and so
     would change with the clock. tree: children a node, level by level, "4x2x1". disable_by_batch_size: draft nothing
     while more requests than this run at once. prompt_lookup_max, prompt_lookup_min: n-gram sizes. suffix_corpus: a
-    folder of texts to look suffixes up in, too. vocabulary: how to draft with another tokenizer ("tli", "slem").
+    folder of texts to look suffixes up in, too; suffix_cache: earlier answers (under the coupled rule, where they
+    cannot change a text). vocabulary: how to draft with another tokenizer ("tli", "slem").
     draft_vocabulary: the draft model proposes ids below this alone, which makes its steps cheaper. verify: the rule;
     "coupled" keeps the text of a seed. allow_lossy: admit rules that change what the model says.
     """
@@ -46,6 +47,7 @@ class SpeculativeConfig:
     early_exit_layers: int | None = None
     drafters: Sequence[str] = ()
     suffix_corpus: str | None = None
+    suffix_cache: bool = True
     vocabulary: str = "auto"
     draft_vocabulary: int | None = None
     verify: str = "coupled"
@@ -56,8 +58,9 @@ class SpeculativeConfig:
         _require_known("vocabulary", self.vocabulary, VOCABULARIES)
         if self.controller is not None:
             _require_known("controller", self.controller, CONTROLS)
-        if not isinstance(self.allow_lossy, bool):
-            raise ValueError(f"allow_lossy: {self.allow_lossy!r} is not allowed; it must be True or False")
+        for name in ("allow_lossy", "suffix_cache"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not allowed; it must be True or False")
         rule_named(self.verify, allow_lossy=self.allow_lossy, argument="verify")
         self._require_numbers()
         self._require_drafters()

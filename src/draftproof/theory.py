@@ -307,6 +307,19 @@ def acceptance_report(p: Any, q: Any, k: int = 1) -> AcceptanceReport:
     )
 
 
+def advised(p: Any, q: Any) -> str:
+    """Whether one draft is better drawn from q ("sampled") or its likeliest token ("argmax"), and never worse.
+
+    A sharp target likes what the draft likes best, whatever the draft's own doubts; one that is as undecided as its
+    draft does not:
+
+    >>> advised([0.9, 0.05, 0.05], [0.5, 0.3, 0.2]), advised([0.4, 0.3, 0.3], [0.4, 0.3, 0.3])
+    ('argmax', 'sampled')
+    """
+    report = acceptance_report(p, q)
+    return "argmax" if report.chosen > report.token else "sampled"
+
+
 def _law(name: str, value: Any) -> Float[np.ndarray, " v"]:
     row = real(name, value)
     if row.ndim != 1 or not len(row):

@@ -93,9 +93,11 @@ class Cost:
         mates = load.requests - 1
         rounds = self._costs.rounds(load.context, round(mates * state.others), nodes, smooth=mates > 0)
         levels: Mapping[str, float] = {
-            origin: seconds for origin in self._models if (seconds := self._costs.level(origin)) is not None
+            origin: seconds / load.requests  # a level is drafted for all of them together
+            for origin in self._models
+            if (seconds := self._costs.level(origin)) is not None
         }
-        trust = {origin: state.record.table(origin) for origin in self._origins}
+        trust = {origin: state.record.of(origin) for origin in self._origins}
         return Terms(rounds, 1 + mates * state.tokens, self._costs.branch, levels, trust)
 
     def update(self, state: _State, step: Step) -> _State:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..base import Chance, Context, Draft, Kind, Plan, Session, Target
 from .grow import Growing, grow
 
 
+@runtime_checkable
 class Shallow(Target, Protocol):
     """The first layers of a target. What it writes beyond the committed text the target's next forward overwrites."""
 

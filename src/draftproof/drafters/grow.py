@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..base import ROOT, Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose, Session, Target, token_key
-from ..laws import fit, total, without
+from ..laws import fit, leading, total, without
 from ..sampling import AdjustError
 from ..trees import path_to
-from .outlook import mean_trust, worthwhile
+from .outlook import worthwhile
 from .worth import trusted
 
 
@@ -100,29 +100,42 @@ def _children(each: Growing, parent: int, logits: np.ndarray) -> list[int]:
     path = [each.tokens[node] for node in path_to(each.parents, parent)]
     try:
         row = law_of_row(each.context, logits, [*each.history, *path])
-        return _draw(each, parent, row, len(path))
+        return _draw(each, parent, row, len(path), logits)
     except AdjustError:  # a path that the request's own options do not allow: no reason to end it
         return []
     except ValueError as error:
         raise ValueError(f"draft model {each.origin}: {error}") from error
 
 
-def _draw(each: Growing, parent: int, row: Any, level: int) -> list[int]:
+def _draw(each: Growing, parent: int, row: Any, level: int, logits: np.ndarray) -> list[int]:
     """Add up to as many children as planned. A law may be lazy: what is wrong with it shows here at the latest."""
     most = min(each.plan.width(level), each.plan.nodes - len(each.tokens))
-    if most > 1:
-        most = min(most, int(np.count_nonzero(np.asarray(row))))
+    if most < 1:
+        return []
+    possible = int(np.count_nonzero(np.asarray(row))) if most > 1 else 1
     if each.kind is Kind.COUPLED:
-        picked = [(x, row) for x in each.chance.pick(row, token_key(len(each.history) + level), most)]
+        picked = list(each.chance.pick(row, token_key(len(each.history) + level), min(most, possible)))
+        if len(picked) < most:  # a greedy law has one token: the next likeliest are as good a guess as any
+            picked += [x for x in leading(logits, most).tolist() if x not in picked][: most - len(picked)]
+        children = [(x, row) for x in picked]
     else:
-        picked = _distinct(each, row, level, most)
-    added, covered = [], 0.0
-    for rank, (x, law) in enumerate(picked):
-        # a later sibling can only be what the earlier ones are not: the mass they leave says more than its own
-        guess = float(row[x]) if rank == 0 else (1 - covered) / 2
-        covered += float(row[x])
-        added.append(_add(each, parent, x, law, rank, min(max(guess, 0.0), 1.0)))
+        children = _distinct(each, row, level, min(most, possible))
+    certain = float(row[children[0][0]]) == 1
+    added, left = [], 1.0
+    for rank, (x, law) in enumerate(children):
+        share = _softmax(logits, x) if certain else float(row[x])
+        # noise that is shared, or laws that are alike, match more often than a token's own chance says; and a later
+        # sibling can only be what the earlier ones are not, whose mass says more than its own
+        guess = share**0.5 if rank == 0 else left / 2
+        left = max(left - share, 0.0)
+        added.append(_add(each, parent, x, law, rank, min(guess, 1.0)))
     return added
+
+
+def _softmax(logits: np.ndarray, token: int) -> float:
+    """The probability of a token before a greedy law made it certain."""
+    row = logits.astype(np.float32)
+    return float(1 / np.exp(np.minimum(row - row[token], 80)).sum())
 
 
 def _distinct(each: Growing, law: Any, level: int, most: int) -> list[tuple[int, Any]]:
@@ -148,7 +161,7 @@ def _add(each: Growing, parent: int, token: int, law: Any, rank: int, guess: flo
     each.parents.append(parent)
     each.row_of.append(len(each.rows) - 1)
     each.confidence.append(guess)
-    each.reach.append(above * trusted(trust, rank, guess))
+    each.reach.append(above * trusted(trust, each.levels, rank, guess))
     return len(each.tokens) - 1
 
 
@@ -160,7 +173,7 @@ def _worth_growing(each: Growing, level: Sequence[int]) -> list[int]:
     cost = terms.levels.get(each.origin, 0.0)
     trust, width = terms.trust.get(each.origin), each.plan.width(each.levels)
     parents = [*each.parents, *(node for node in level for _ in range(width))]
-    hoped = [each.reach[node] * mean_trust(trust, rank) for node in level for rank in range(width)]
+    hoped = [each.reach[node] * trusted(trust, each.levels, rank, None) for node in level for rank in range(width)]
     now, _ = worthwhile(each.parents, each.reach, terms, each.levels * cost)
     then, nodes = worthwhile(parents, [*each.reach, *hoped], terms, (each.levels + 1) * cost)
     return sorted({parents[node] for node in nodes if node >= len(each.reach)}) if then > now else []

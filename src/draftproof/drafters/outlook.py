@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..base import ROOT, Draft, Kind, Plan, Terms
+from ..trees import depths
 from .worth import trusted
-
-Trust = Sequence[Sequence[float]]
-"""Of one origin, see `base.Terms`."""
-
-_UNKNOWN = (0.6, 0.15, 0.05)
-"""Acceptance by rank among siblings, of a drafter that has not been seen yet."""
-
-
-def mean_trust(trust: Trust | None, rank: int) -> float:
-    """How often a node of that rank was accepted, whatever its confidence; the last rank stands for later ones."""
-    known = _UNKNOWN if trust is None else [of_rank[-1] for of_rank in trust]
-    return known[min(rank, len(known) - 1)]
 
 
 def worthwhile(
@@ -66,7 +55,7 @@ def expected_rate(terms: Terms, origin: str, plan: Plan) -> float:
         for reach, node in front:
             for rank in range(plan.width(level)):
                 if len(reaches) < plan.nodes:
-                    below.append((reach * mean_trust(trust, rank), len(reaches)))
+                    below.append((reach * trusted(trust, level, rank, None), len(reaches)))
                     reaches.append(below[-1][0])
                     parents.append(node)
         front = below
@@ -90,11 +79,16 @@ def ranks_of(draft: Draft) -> list[int]:
 def reaches_of(draft: Draft, terms: Terms) -> list[float]:
     """The probability that each node's whole path is accepted, as far as the past tells."""
     reaches: list[float] = []
-    sure = draft.confidence or (0.5,) * len(draft)
-    for parent, origin, rank, guess in zip(draft.parents, draft.origin, ranks_of(draft), sure, strict=True):
+    for place, parent, origin in zip(places_of(draft), draft.parents, draft.origin, strict=True):
         above = 1.0 if parent == ROOT else reaches[parent]
-        reaches.append(above * trusted(terms.trust.get(origin), rank, guess))
+        reaches.append(above * trusted(terms.trust.get(origin), *place))
     return reaches
+
+
+def places_of(draft: Draft) -> list[tuple[int, int, float]]:
+    """Of each node: level, rank among the siblings of its drafter, confidence (one half where nobody says)."""
+    levels = [level - 1 for level in depths(draft.parents)]
+    return list(zip(levels, ranks_of(draft), draft.confidence or (0.5,) * len(draft), strict=True))
 
 
 def paying(draft: Draft, terms: Terms | None) -> Draft:

@@ -166,7 +166,7 @@ class _Growing:
         if rank == len(family.guesses):
             return
         trust = None if self.terms is None else self.terms.trust.get(ORIGIN)
-        likely = min(most, trusted(trust, rank, family.guesses[rank][0]))
+        likely = min(most, trusted(trust, family.level, rank, family.guesses[rank][0]))
         if family.reach * likely >= self.floor:
             heappush(self.heap, (-family.reach * likely, self.offered, likely, rank, family))
             self.offered += 1

@@ -24,7 +24,7 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
     found = list(_layer_lists(model, most + 1))
     if len(found) != 1:
         raise _refusal(model, f"{len(found)} lists of {most + 1} layers that attend were found in it")
-    view = _with(model, found[0].split("."), nn.ModuleList(list(model.get_submodule(found[0]).children())[:count]))
+    view = replaced(model, found[0], nn.ModuleList(list(model.get_submodule(found[0]).children())[:count]))
     trial = Trial()
     try:
         run_trial(view, trial)
@@ -52,8 +52,12 @@ def _numbers(layer: nn.Module) -> set[Any]:
     return {getattr(each, "layer_idx", None) for each in layer.modules()} - {None}
 
 
+def replaced(model: PreTrainedModel, place: str, part: nn.Module) -> PreTrainedModel:
+    """A view of `model` in which `part` stands at `place`, a dotted name. Modules on the way are copied as shells."""
+    return _with(model, place.split("."), part)
+
+
 def _with(module: Any, path: list[str], part: nn.Module) -> Any:
-    """A copy of `module` in which `part` stands at `path`. Copied are the modules on the way, as shells."""
     shell = copy.copy(module)
     shell._modules = dict(module._modules)
     name, *rest = path
