@@ -269,23 +269,31 @@ def stepped(drafted: int, accepted: int, origin: str = "model", sure: float = 0.
 def test_costs_interpolate_and_follow_the_last_measurements():
     costs = Costs(4, {1: 1.0, 8: 2.0})
     assert costs.rounds(100, 0, 8) == pytest.approx((1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 3.0))
-    assert costs.rounds(100, 0, 2, smooth=True) == pytest.approx((1.0, 1.0, 1.0))
+    assert costs.rounds(100, 1, 3, smooth=True) == pytest.approx((1.0, 1.0, 1.0, 1.25))
     for _ in range(9):
         costs.add(stepped(3, 0, seconds={"forward": 1.5, "verify": 0.1, "commit": 0.1}, rows=4), frozenset())
-    assert costs.rounds(100, 0, 3)[0] == pytest.approx(1.7)
+    assert costs.rounds(100, 0, 4) == pytest.approx((1.7, 1.7, 1.7, 1.7, 3.4)), "the others in proportion"
     costs.add(stepped(3, 0, seconds={"forward": 99.0}, rows=4), frozenset())
     assert costs.rounds(100, 0, 3)[0] == pytest.approx(1.7), "one hiccup changes nothing"
+    costs.add(stepped(7, 0, seconds={"forward": 2.0}, rows=8), frozenset())
+    assert costs.rounds(100, 0, 4)[4] == pytest.approx(2.0), "measured is measured"
 
 
 def test_costs_of_a_longer_context_have_the_shape_of_short_ones_until_measured():
     costs = Costs(1, {1: 1.0, 5: 2.0})
     for _ in range(3):
-        far = Draft(3000)
-        costs.add(Step(far, Verdict((), (1,), "target"), (1,), {"forward": 3.0}, 1), frozenset())
+        costs.add(Step(Draft(3000), Verdict((), (1,), "target"), (1,), {"forward": 3.0}, 1), frozenset())
     assert costs.rounds(3000, 0, 4)[0] == pytest.approx(3.0)
     assert costs.rounds(3000, 0, 4)[4] == pytest.approx(6.0)
-    assert costs.rounds(100, 0, 4)[4] == pytest.approx(2.0)
+    costs.add(Step(Draft(30), Verdict((), (1,), "target"), (1,), {"forward": 1.5}, 1), frozenset())
+    assert costs.rounds(30, 0, 4)[4] == pytest.approx(3.0)
+    assert costs.rounds(3000, 0, 4)[4] == pytest.approx(6.0)
     assert [bucket_of(n) for n in (0, 1, 256, 257, 512, 513)] == [0, 0, 0, 1, 1, 2]
+
+
+def test_more_rows_never_cost_less():
+    costs = Costs(1, {1: 1.0, 2: 0.9, 4: 1.5})
+    assert costs.rounds(1, 0, 3) == pytest.approx((1.0, 1.0, 1.25, 1.5))
 
 
 def test_a_branch_is_not_counted_as_rows_and_a_prefill_not_at_all():
@@ -294,7 +302,8 @@ def test_a_branch_is_not_counted_as_rows_and_a_prefill_not_at_all():
     for _ in range(5):
         costs.add(Step(fork, Verdict((), (1,), "target"), (1,), {"forward": 1.9}, 3), frozenset())
         costs.add(Step(fork, Verdict((), (1,), "target"), (1,), {"forward": 50.0, "prefill": 1.0}, 3), frozenset())
-    assert costs.rounds(1, 0, 2)[2] == pytest.approx(1.4)
+    assert costs.rounds(1, 0, 2)[2] + costs.branch(1) == pytest.approx(1.9, rel=0.02)
+    assert costs.branch(1) == pytest.approx(0.5 * 1.9 / 1.7, rel=0.05), "both on the scale that was measured"
 
 
 def test_a_record_learns_by_origin_rank_and_class_and_starts_from_its_prior():

@@ -198,12 +198,8 @@ def test_T40_rows_of_other_lengths_depths_and_settings_keep_their_own_law(rule: 
 @pytest.mark.usefixtures("unchecked")  # a check of shapes would read the row first
 def test_numbers_that_are_none_in_the_rows_of_one_request_end_it_alone(tmp_path):
     """The embedding of one token is NaN: its request ends with an error that names it, its mates do not notice."""
-    llm = LLM(
-        str(make_folder(tmp_path)),
-        dtype="float32",
-        speculative_config={"method": "ngram", "num_speculative_tokens": 5},
-        check=True,
-    )
+    speculation = {"method": "ngram", "num_speculative_tokens": 5}
+    llm = LLM(str(make_folder(tmp_path)), dtype="float32", speculative_config=speculation, check=True)
     bad = llm.encode("~", raw=True)[0]
     with torch.no_grad():
         llm.loaded.target.model.get_input_embeddings().weight[bad] = float("nan")

@@ -13,6 +13,7 @@ from draftproof.audit.cases import (
     CHAINS,
     DRAFTINGS,
     MIXED,
+    OWN,
     PAIRS,
     SHAPES,
     UNEQUAL,

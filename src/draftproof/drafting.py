@@ -45,10 +45,10 @@ class Drafting:
     draft: Loaded | None = None
     corpus: SuffixCorpus | None = None
     costs: Costs = field(default_factory=Costs)
-    record: Record = field(default_factory=lambda: Record(fade=0.998))
+    records: dict[float, Record] = field(default_factory=dict)  # what came true, by temperature
     why: list[str] = field(default_factory=list)
 
-    def controller(self) -> Controller:
+    def controller(self, temperature: float) -> Controller:
         """For one request."""
         config = self.config
         if not self.origins:
@@ -61,11 +61,16 @@ class Drafting:
             self.origins,
             [origin for origin in self.origins if origin in _MODELS],
             costs=self.costs,
-            record=self.record,
+            record=self._record(temperature),
             depth=config.depth,
             widths=config.widths,
             most_requests=config.disable_by_batch_size,
         )
+
+    def _record(self, temperature: float) -> Record:
+        """Of the requests before that were about as sure of their tokens."""
+        about = 0.0 if temperature == 0 else max(0.25, round(4 * temperature) / 4)
+        return self.records.setdefault(about, Record(fade=0.998))
 
     @property
     def _in_one_tree(self) -> int:

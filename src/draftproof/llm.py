@@ -191,7 +191,7 @@ class LLM:
             ids,
             output_for(params, ids, limit, known),
             drafter_under(grammar, self._drafting.drafter),
-            self._drafting.controller(),
+            self._drafting.controller(params.temperature),
             fused(self.speculation.verify, params, allow_lossy=self.speculation.allow_lossy),
             raw_law_of(params, chain),
             KernelChance(seed, index or 0),

@@ -18,6 +18,7 @@ from .record import Record
 _GAIN = 1.01  # drafting must promise so much more than plain decoding
 _PROBE = 32  # rounds until a drafter that was switched off is tried again; twice as many after each failure
 _LONGEST = 16 * _PROBE
+_LOOK = 4  # rounds between two looks at what drafters are expected to bring
 _NODES = 23  # most of them: with the committed token's row three times eight
 
 
@@ -36,6 +37,8 @@ class _State:
     resting: dict[str, _Rest] = field(default_factory=dict)
     others: float = 0.0  # rows of a request that shares the round, as they were last
     tokens: float = 1.0  # that a round of this request yields, of late
+    gains: dict[str, float] = field(default_factory=dict)  # by origin, as of late
+    look: int = 0  # the round in which they are worked out again
 
 
 class Cost:
@@ -70,8 +73,7 @@ class Cost:
             return plan
         nodes = min(_NODES, plan.nodes, load.remaining - 1)
         terms = self._terms(state, load, nodes)
-        plain = terms.base / terms.rounds[0]
-        gains = {origin: expected_rate(terms, origin, plan) / plain for origin in self._origins}
+        gains = self._gains(state, terms, plan)
         awake = [origin for origin in self._origins if self._is_awake(state, origin, gains[origin])]
         due = [o for o in self._origins if o in state.resting and state.rounds >= state.resting[o].until]
         if due:
@@ -81,6 +83,14 @@ class Cost:
             return Plan(why=f"off: expected {gains[best]:.2f}x")
         why = f"{best}: expected {gains[best]:.2f}x"
         return Plan(plan.depth, self._widths, nodes, frozenset(awake), terms, why)
+
+    def _gains(self, state: _State, terms: Terms, plan: Plan) -> dict[str, float]:
+        """What each drafter is expected to bring, against plain decoding. It changes slowly: not asked every round."""
+        if state.rounds >= state.look:
+            plain = terms.base / terms.rounds[0]
+            state.gains = {origin: expected_rate(terms, origin, plan) / plain for origin in self._origins}
+            state.look = state.rounds + _LOOK
+        return state.gains
 
     def _is_awake(self, state: _State, origin: str, gain: float) -> bool:
         """Whether it drafts; one that no longer pays is put to rest."""
@@ -98,7 +108,7 @@ class Cost:
             if (seconds := self._costs.level(origin)) is not None
         }
         trust = {origin: state.record.of(origin) for origin in self._origins}
-        return Terms(rounds, 1 + mates * state.tokens, self._costs.branch, levels, trust)
+        return Terms(rounds, 1 + mates * state.tokens, self._costs.branch(load.context), levels, trust)
 
     def update(self, state: _State, step: Step) -> _State:
         self._costs.add(step, self._models)
@@ -116,5 +126,6 @@ class Cost:
         if step.accepted:
             del state.resting[origin]
             state.record.forget(origin)
+            state.look = state.rounds
         else:
             state.resting[origin] = _Rest(state.rounds + min(2 * rest.wait, _LONGEST), min(2 * rest.wait, _LONGEST))

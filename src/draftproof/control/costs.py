@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from ..base import Step
 from ..trees import leaves_of
 from .threshold import levels_of
+
+Curve = list[tuple[int, float]]
 
 _KEPT = 9  # measurements of a kind: their median outlives a hiccup and follows a change
 _FIRST = 256  # tokens of context in the first bucket; each further one reaches twice as far
@@ -17,8 +20,9 @@ _FIRST = 256  # tokens of context in the first bucket; each further one reaches 
 class Costs:
     """Seconds of a round by the rows it scores and the context, and of a level of drafting by origin.
 
-    step: rows that a forward is padded to a multiple of. rounds: known beforehand, by rows, for short contexts.
-    levels: the same of drafters. branch: what each leaf of a tree but one adds to a round.
+    step: rows that a forward is padded to a multiple of. rounds: known beforehand, by rows, for short contexts: their
+    proportions hold until they are measured, their scale only until anything is. levels: the same of drafters, by
+    origin. branch: what each leaf of a tree but one adds to a round, on the scale of `rounds`.
     """
 
     def __init__(
@@ -28,20 +32,21 @@ class Costs:
         levels: Mapping[str, float] | None = None,
         branch: float = 0.0,
     ) -> None:
-        self.step, self.branch = step, branch
-        self._rounds: dict[int, dict[int, deque[float]]] = {}
-        self._levels: dict[str, deque[float]] = {}
-        for rows, seconds in (rounds or {}).items():
-            self._of(0, rows).append(seconds)
-        for origin, seconds in (levels or {}).items():
-            self._levels[origin] = deque([seconds], _KEPT)
+        self.step = step
+        self._shape = sorted({self._padded(rows): seconds for rows, seconds in (rounds or {}).items()}.items())
+        self._branch = branch
+        self._levels = {origin: deque([seconds], _KEPT) for origin, seconds in (levels or {}).items()}
+        self._measured: dict[int, dict[int, deque[float]]] = {}  # by bucket of context, then rows
+        self._curves: dict[int, tuple[Curve, float]] = {}  # what follows, until the next measurement
 
     def add(self, step: Step, models: frozenset[str]) -> None:
         """A round that was measured. models: origins whose drafting takes time worth counting."""
         spent = sum(step.seconds.get(phase, 0.0) for phase in ("forward", "verify", "commit"))
-        spent -= self.branch * max(leaves_of(step.draft.parents) - 1, 0)
+        spent -= self.branch(step.draft.root) * max(leaves_of(step.draft.parents) - 1, 0)
         if step.rows and spent > 0 and "prefill" not in step.seconds:
-            self._of(bucket_of(step.draft.root), step.rows).append(spent)
+            bucket = self._measured.setdefault(bucket_of(step.draft.root), {})
+            bucket.setdefault(self._padded(step.rows), deque(maxlen=_KEPT)).append(spent)
+            self._curves.clear()
         origins = models & set(step.draft.origin)
         if len(origins) == 1:
             (origin,) = origins
@@ -49,9 +54,8 @@ class Costs:
             if each > 0:
                 self._levels.setdefault(origin, deque(maxlen=_KEPT)).append(each)
 
-    def _of(self, bucket: int, rows: int) -> deque[float]:
-        cell = -(-rows // self.step) * self.step
-        return self._rounds.setdefault(bucket, {}).setdefault(cell, deque(maxlen=_KEPT))
+    def _padded(self, rows: int) -> int:
+        return -(-rows // self.step) * self.step
 
     def level(self, origin: str) -> float | None:
         """Seconds of a level; None if that was never measured. What was drafted and not scored makes a measurement too
@@ -59,37 +63,52 @@ class Costs:
         known = self._levels.get(origin)
         return sorted(known)[len(known) // 4] if known else None
 
+    def branch(self, context: int) -> float:
+        """Seconds that each leaf but one adds."""
+        return self._branch * self._curve(context)[1]
+
     def rounds(self, context: int, others: int, most: int, *, smooth: bool = False) -> tuple[float, ...]:
         """Seconds of a round with 0..most nodes beside `others` rows of other requests and the request's first own.
 
         smooth: between the padded row counts, for rounds that others fill too.
         """
-        known = self._curve(context)
-        if not known:  # nothing was measured: rows are all but free, as they are to a model that waits for memory
+        curve, _ = self._curve(context)
+        if not curve:  # nothing was measured: rows are all but free, as they are to a model that waits for memory
             return tuple(1 + 0.02 * (others + n) for n in range(most + 1))
-        rows = [others + 1 + n for n in range(most + 1)]
-        if not smooth:
-            rows = [-(-count // self.step) * self.step for count in rows]
-        return tuple(_between(known, count) for count in rows)
+        rows = range(others + 1, others + most + 2)
+        if smooth or self.step == 1:
+            return tuple(_between(curve, count) for count in rows)
+        found, known = [], dict[int, float]()
+        for count in rows:
+            padded = self._padded(count)
+            if padded not in known:
+                known[padded] = _between(curve, padded)
+            found.append(known[padded])
+        return tuple(found)
 
-    def _curve(self, context: int) -> list[tuple[int, float]]:
-        """(rows, seconds), both rising: of the context's bucket, filled up from shorter ones' shape."""
-        if not self._rounds:
-            return []
+    def _curve(self, context: int) -> tuple[Curve, float]:
+        """(rows, seconds), both rising; and the scale of what was known beforehand."""
         bucket = bucket_of(context)
-        near = min(self._rounds, key=lambda each: (abs(each - bucket), each))
-        medians = {rows: sorted(some)[len(some) // 2] for rows, some in self._rounds[near].items()}
-        if near != 0 and 0 in self._rounds:
-            first = {rows: sorted(some)[len(some) // 2] for rows, some in self._rounds[0].items()}
-            shared = [medians[rows] / first[rows] for rows in medians if rows in first]
-            if shared:
-                factor = sorted(shared)[len(shared) // 2]
-                medians = {rows: seconds * factor for rows, seconds in first.items()} | medians
-        curve, highest = [], 0.0
-        for rows in sorted(medians):
-            highest = max(highest, medians[rows])
-            curve.append((rows, highest))
-        return curve
+        if bucket not in self._curves:
+            self._curves[bucket] = self._drawn(bucket)
+        return self._curves[bucket]
+
+    def _drawn(self, bucket: int) -> tuple[Curve, float]:
+        if not self._measured:
+            return _rising(dict(self._shape)), 1.0
+        near = min(self._measured, key=lambda each: (abs(each - bucket), each))
+        found = {rows: sorted(some)[len(some) // 2] for rows, some in self._measured[near].items()}
+        if not self._shape:
+            return _rising(found), 1.0
+        ratios = sorted(seconds / _between(self._shape, rows) for rows, seconds in found.items())
+        scale = ratios[len(ratios) // 2]
+        return _rising({rows: seconds * scale for rows, seconds in self._shape} | found), scale
+
+
+def _rising(seconds: Mapping[int, float]) -> Curve:
+    """More rows never cost less."""
+    rows = sorted(seconds)
+    return list(zip(rows, accumulate((seconds[count] for count in rows), max), strict=True))
 
 
 def bucket_of(context: int) -> int:
@@ -101,7 +120,7 @@ def bucket_of(context: int) -> int:
     return max(0, (max(context, 1) - 1) // _FIRST).bit_length()
 
 
-def _between(curve: list[tuple[int, float]], rows: int) -> float:
+def _between(curve: Sequence[tuple[int, float]], rows: int) -> float:
     """Linear between known counts; beyond the last as steep as before it."""
     at = bisect_left(curve, (rows, 0.0))
     if at == 0:
