@@ -79,7 +79,7 @@ def hf_systems(plain: LLM, args: argparse.Namespace) -> dict[str, System]:
 def our_systems(plain: LLM, args: argparse.Namespace) -> dict[str, System]:
     auto: dict[str, Any] = {"method": "auto", "suffix_cache": False}
     if args.draft:
-        auto |= {"model": args.draft, "draft_vocabulary": args.draft_vocabulary}
+        auto |= {"model": args.draft, "draft_vocabulary": args.draft_vocabulary, "quantization": args.quantization}
     systems = {"plain": ours(plain, args.max_tokens)}
     if "auto" not in args.without:
         systems["auto"] = ours(plain.speculating(auto), args.max_tokens)
@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--draft", help="a draft model, for auto and Hugging Face's assisted generation")
     parser.add_argument("--draft-vocabulary", type=int)
+    parser.add_argument("--quantization", choices=["int8"])
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--prompts", type=Path, default=DEFAULT)
     parser.add_argument("--count", type=int, default=60)

@@ -23,6 +23,7 @@ from .drafters import (
 from .drafters.corpus import SuffixCorpus, corpus_of
 from .models.load import Loaded
 from .models.narrow import NarrowTarget
+from .models.quantised import to_int8
 from .speculation import SpeculativeConfig
 from .vocabularies import Speller, relation, unnamed
 
@@ -115,10 +116,7 @@ def drafting_for(
             models[origin] = target.target.early(config.early_exit_layers)
             parts[origin] = EarlyExitDrafter(models[origin], config.kind)
         else:
-            made.draft = load(str(config.model))
-            if config.draft_vocabulary is not None:
-                narrow = NarrowTarget(made.draft.target, min(config.draft_vocabulary, made.draft.target.vocab_size))
-                made.draft = replace(made.draft, target=narrow)
+            made.draft = _lightened(config, load(str(config.model)))
             models[origin] = made.draft.target
             parts[origin] = _model_drafter(config, target, made.draft, made.why)
     made.origins = tuple(parts)
@@ -140,6 +138,16 @@ def _corpus(config: SpeculativeConfig, target: Loaded) -> SuffixCorpus:
         lambda text: tokenizer(text, add_special_tokens=False).input_ids,
         max_tokens=10 * _REMEMBERED,
     )
+
+
+def _lightened(config: SpeculativeConfig, draft: Loaded) -> Loaded:
+    """The draft model as its steps are cheaper."""
+    target = draft.target
+    if config.draft_vocabulary is not None:
+        target = NarrowTarget(target, min(config.draft_vocabulary, target.vocab_size))
+    if config.quantization is not None:
+        to_int8(target)
+    return replace(draft, target=target)
 
 
 def _model_drafter(config: SpeculativeConfig, target: Loaded, draft: Loaded, why: list[str]) -> Drafter:

@@ -12,6 +12,7 @@ from .sampling import check_integer
 
 METHODS = ("auto", "ngram", "suffix", "draft_model", "early_exit", "combined", "none")
 CONTROLS = ("fixed", "threshold", "cost")
+QUANTIZATIONS = ("int8",)
 VOCABULARIES = ("auto", "same", "tli", "slem")
 
 _USUAL_DEPTH, _DEEPEST = 5, 16
@@ -32,7 +33,8 @@ class SpeculativeConfig:
     while more requests than this run at once. prompt_lookup_max, prompt_lookup_min: n-gram sizes. suffix_corpus: a
     folder of texts to look suffixes up in, too; suffix_cache: earlier answers (under the coupled rule, where they
     cannot change a text). vocabulary: how to draft with another tokenizer ("tli", "slem").
-    draft_vocabulary: the draft model proposes ids below this alone, which makes its steps cheaper. verify: the rule;
+    draft_vocabulary: the draft model proposes ids below this alone, which makes its steps cheaper, as does
+    quantization "int8" of its weights. verify: the rule;
     "coupled" keeps the text of a seed. allow_lossy: admit rules that change what the model says.
     """
 
@@ -50,6 +52,7 @@ class SpeculativeConfig:
     suffix_cache: bool = True
     vocabulary: str = "auto"
     draft_vocabulary: int | None = None
+    quantization: str | None = None
     verify: str = "coupled"
     allow_lossy: bool = False
 
@@ -109,7 +112,9 @@ class SpeculativeConfig:
         for name, part in needs[:2]:
             if getattr(self, name) is None and part in parts:
                 raise ValueError(f"{name}: None is not allowed; method {part!r} needs one")
-        for name, usual in (("draft_vocabulary", None), ("vocabulary", "auto")):
+        if self.quantization is not None:
+            _require_known("quantization", self.quantization, QUANTIZATIONS)
+        for name, usual in (("draft_vocabulary", None), ("vocabulary", "auto"), ("quantization", None)):
             if getattr(self, name) != usual and "draft_model" not in parts:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not used by method {self.method!r}")
 

@@ -20,6 +20,7 @@ from .options import (
     Depth,
     Device,
     Draft,
+    DraftQuantization,
     DraftVocabulary,
     Dtype,
     Exact,
@@ -71,6 +72,7 @@ def chat(
     controller: ControllerName = None,
     suffix_corpus: SuffixCorpus = None,
     draft_vocabulary: DraftVocabulary = None,
+    draft_quantization: DraftQuantization = None,
     verify: Verify = "coupled",
     contrastive: Contrastive = None,
     alpha: Alpha = None,
@@ -113,6 +115,7 @@ def chat(
         controller=controller,
         corpus=suffix_corpus,
         draft_vocabulary=draft_vocabulary,
+        quantization=draft_quantization,
     )
     contrast = contrastive_config(contrastive, alpha, beta)
     sampling = asked(

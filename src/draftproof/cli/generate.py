@@ -22,6 +22,7 @@ from .options import (
     Depth,
     Device,
     Draft,
+    DraftQuantization,
     DraftVocabulary,
     Dtype,
     Exact,
@@ -84,6 +85,7 @@ def generate(
     controller: ControllerName = None,
     suffix_corpus: SuffixCorpus = None,
     draft_vocabulary: DraftVocabulary = None,
+    draft_quantization: DraftQuantization = None,
     verify: Verify = "coupled",
     contrastive: Contrastive = None,
     alpha: Alpha = None,
@@ -175,6 +177,7 @@ def generate(
         controller=controller,
         corpus=suffix_corpus,
         draft_vocabulary=draft_vocabulary,
+        quantization=draft_quantization,
     )
     contrast = contrastive_config(contrastive, alpha, beta)
     speculation["disable_by_batch_size"] = disable_by_batch_size
