@@ -112,14 +112,13 @@ def _draw(each: Growing, parent: int, row: Any, level: int, logits: np.ndarray) 
     most = min(each.plan.width(level), each.plan.nodes - len(each.tokens))
     if most < 1:
         return []
-    possible = int(np.count_nonzero(np.asarray(row))) if most > 1 else 1
     if each.kind is Kind.COUPLED:
-        picked = list(each.chance.pick(row, token_key(len(each.history) + level), min(most, possible)))
+        picked = _liked_best(each.chance, row, token_key(len(each.history) + level), most)
         if len(picked) < most:  # a greedy law has one token: the next likeliest are as good a guess as any
             picked += [x for x in leading(logits, most).tolist() if x not in picked][: most - len(picked)]
         children = [(x, row) for x in picked]
     else:
-        children = _distinct(each, row, level, min(most, possible))
+        children = _distinct(each, row, level, most)
     certain = float(row[children[0][0]]) == 1
     added, left = [], 1.0
     for rank, (x, law) in enumerate(children):
@@ -130,6 +129,16 @@ def _draw(each: Growing, parent: int, row: Any, level: int, logits: np.ndarray) 
         left = max(left - share, 0.0)
         added.append(_add(each, parent, x, law, rank, min(guess, 1.0)))
     return added
+
+
+def _liked_best(chance: Chance, row: Any, key: Key, most: int) -> list[int]:
+    """The tokens that the noise of `key` likes best, as many of `most` as the law allows."""
+    if most > 1 and isinstance(row, np.ndarray):
+        most = min(most, int(np.count_nonzero(row)))
+    try:
+        return list(chance.pick(row, key, most))
+    except ValueError:  # a lazy law has fewer, or is broken and says so now
+        return list(chance.pick(row, key, min(most, int(np.count_nonzero(np.asarray(row))))))
 
 
 def _softmax(logits: np.ndarray, token: int) -> float:
@@ -147,6 +156,8 @@ def _distinct(each: Growing, law: Any, level: int, most: int) -> list[tuple[int,
         picked.append((x, law))
         if i + 1 < most:
             rest = without(np.asarray(law), x)
+            if not total(rest) > 0:
+                break
             law = rest / total(rest)
     return picked
 
