@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -70,18 +71,19 @@ def _seconds(model: Target, rows: int, parents: tuple[int, ...] | None = None) -
 
 def _key(target: Loaded, models: Mapping[str, Any]) -> str:
     """Of all that costs depend on: models, their dtypes and plans, processor, threads, versions."""
-    said = [
-        _FORMAT,
-        platform.processor(),
-        platform.machine(),
-        os.cpu_count(),
-        torch.get_num_threads(),
-        torch.__version__,
-    ]
-    said += [str(target.path.resolve()), str(target.target.model.dtype), str(target.target.plan)]
+    said = [_FORMAT, platform.processor(), platform.machine(), os.cpu_count(), torch.get_num_threads()]
+    said += [torch.__version__, *_traits(target.target)]
     for origin, model in models.items():
-        said += [origin, str(model.model.config.to_json_string()), str(model.model.dtype), str(model.plan)]
+        said += [origin, *_traits(model)]
     return blake2b(repr(said).encode(), digest_size=12).hexdigest()
+
+
+def _traits(target: Any) -> list[str]:
+    """Not its name, nor its weights' values: those cost nothing."""
+    config = {name: value for name, value in target.model.config.to_dict().items() if not name.startswith("_")}
+    products = [module for module in target.model.modules() if hasattr(module, "out_features")]
+    layers = Counter((type(module).__name__, module.out_features) for module in products)
+    return [repr(sorted(config.items())), repr(sorted(layers.items())), str(target.model.dtype), str(target.plan)]
 
 
 def _read(file: Path) -> Known | None:

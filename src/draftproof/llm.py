@@ -123,8 +123,8 @@ class LLM:
 
     def _load_draft(self, name: str) -> Loaded:
         # a draft's bits cannot change the text, but a model must agree with itself when it drafts for itself
-        if self._amateur is not None and name == self._amateur.name:
-            return self._amateur
+        if self._amateur is not None and name == self._amateur.name and self.speculation.quantization is None:
+            return self._amateur  # else a model of its own, as its weights will change
         loaded = self._load(name)
         self._provide(loaded)
         return loaded
