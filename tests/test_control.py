@@ -361,6 +361,37 @@ def test_in_company_a_request_drafts_only_what_pays_for_all():
     assert company.levels["model"] == pytest.approx(LEVEL / 8)
 
 
+def test_a_drafter_with_nothing_to_say_does_not_keep_another_from_drafting():
+    """It failed, rests, and finds nothing when it is asked again; the model is as good as ever."""
+    costs = Costs(1, {1: 1.0, 4: 1.05, 8: 1.1}, {"model": 0.05})
+    controller = Cost(["suffix", "model"], ["model"], costs=costs)
+    state, asked = controller.init(), []
+    for _ in range(12):
+        controller.plan(state, Load(10, 100))
+        state = controller.update(state, stepped(4, 0, origin="suffix"))
+    for _ in range(300):
+        plan = controller.plan(state, Load(10, 100))
+        asked.append(plan.origins or frozenset())
+        drafts = stepped(4, 4) if "model" in asked[-1] else stepped(0, 0)
+        state = controller.update(state, drafts)
+    assert sum(origins == {"suffix"} for origins in asked) < 12
+    assert sum("model" in origins for origins in asked) > 280
+
+
+@pytest.mark.parametrize("rows", [24, 57, 100, 256])
+def test_costs_that_fall_by_noise_do_no_harm(rows: int):
+    costs = Costs(1, {1: 0.01, 16: 0.02, 24: 0.016})
+    costs.add(stepped(3, 0, seconds={"forward": 0.05}, rows=rows), frozenset())
+    found = costs.rounds(100, 0, 40)
+    assert min(found) > 0
+    assert list(found) == sorted(found)
+
+
+def test_a_load_of_nobody_is_planned_for():
+    controller = auto()
+    assert controller.plan(controller.init(), Load(10, 100, 0)).why
+
+
 # -- several drafters
 
 

@@ -11,10 +11,10 @@ import pytest
 from draftproof.audit import cases
 from draftproof.audit.cases import OWN, PAIRS, WIDTHS, Case, deviation_of
 from draftproof.audit.exact import LoopCase, paths, steps_of
-from draftproof.audit.toys import Spread
+from draftproof.audit.toys import ShallowTable, Spread
 from draftproof.base import Chance, Draft, Kind, Load, Plan, Step
 from draftproof.control import Cost, Costs, Fixed, Threshold
-from draftproof.drafters import ModelDrafter
+from draftproof.drafters import CombinedDrafter, EarlyExitDrafter, ModelDrafter
 from draftproof.models.table import TableTarget
 from draftproof.rules import RULES, why_not
 
@@ -112,6 +112,23 @@ def test_every_controller_is_lossless_with_every_drafter(control: str, name: str
 def _narrow(controller: Cost) -> Cost:
     controller._widths = ()
     return controller
+
+
+@pytest.mark.parametrize("level", [0.02, 0.1, 0.4])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_sampled_draft_is_not_exchanged_for_a_better_one(rule: str, level: float):
+    """Two drafters that sample, of which the cheaper one is asked first."""
+    pair = PAIRS["dense"]
+
+    def both() -> CombinedDrafter:
+        early = EarlyExitDrafter(ShallowTable(PAIRS["holes"].q, pair.vocab_size), Kind.SAMPLED)
+        return CombinedDrafter({"early_exit": early, "model": ModelDrafter(pair.target(), Kind.SAMPLED)}, merge=False)
+
+    costs = {"rounds": {1: 1.0, 2: 1.1, 3: 1.2}, "levels": {"model": level, "early_exit": 0.01}}
+    origins = ["early_exit", "model"]
+    controller = Anew(lambda: Cost(origins, origins, costs=Steady(**costs), depth=2))
+    case = replace(proven("sampled", rule), drafter=both, controller=controller, rounds=2)
+    assert deviation_of(case) == 0
 
 
 class Peek:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from draftproof.base import Chance, Context, Draft, Drafter, Key, Kind, Plan, Purpose, token_key
 from draftproof.chance import PhiloxChance
 from draftproof.control import Fixed
-from draftproof.drafters import ModelDrafter, NGramDrafter, NoDrafter
+from draftproof.drafters import CombinedDrafter, ModelDrafter, NGramDrafter, NoDrafter, SuffixDrafter
 from draftproof.models.table import TableTarget, hashed_logits
 from draftproof.sampling import SamplingParams, law_of
 from tests.toys import decoded
@@ -237,3 +237,32 @@ def test_the_target_as_its_own_drafter_is_always_accepted(rule: str, kind: Kind,
     assert len(output.token_ids) == 200
     assert all(step.accepted == len(step.draft) for step in steps)
     assert len(steps) == -(-200 // (k + 1))
+
+
+def test_a_greedy_tree_proposes_only_what_the_target_has_and_the_draft_can_say():
+    """A draft model that pads its vocabulary further, and whose output layer was cut: siblings are its likeliest tokens
+    among those that both have."""
+    wide = hashed_logits(V + 5, order=2)
+
+    def row(history: Sequence[int]) -> np.ndarray:
+        logits = wide(history) + np.where(np.arange(V + 5) >= V, 100, 0).astype(np.float32)
+        logits[3:V] = -np.inf
+        return logits
+
+    drafter = ModelDrafter(TableTarget(row, V + 5), Kind.COUPLED)
+    session = drafter.open(Context(law_of(SamplingParams(temperature=0)), V, 100))
+    drafter.commit([session], [[1, 2]])
+    [draft] = drafter.propose([session], [Plan(2, (5, 2))], [PhiloxChance(0)])
+    assert set(draft.tokens) <= {0, 1, 2}
+    assert draft.parents.count(-1) == 3
+    assert np.isfinite(draft.confidence).all()
+
+
+def test_what_is_kept_of_a_combination_holds_on_to_no_request():
+    model = ModelDrafter(TableTarget(TABLE, V), Kind.COUPLED)
+    drafter = CombinedDrafter({"suffix": SuffixDrafter(), "model": model})
+    session = opened(drafter, [1, 2, 3])
+    proposed(drafter, session, 2)
+    kept = drafter.keep(session)
+    assert kept.context.law is not LAW
+    assert kept.parts["model"].context.law is not LAW

@@ -68,10 +68,20 @@ def test_a_model_draws_as_its_rule_takes_it():
         ({"method": "combined", "drafters": ["suffix", "eagle"]}, "drafters: 'eagle' is unknown"),
         ({"method": "early_exit"}, "early_exit_layers: None is not allowed; method 'early_exit' needs one"),
         ({"early_exit_layers": 3}, "early_exit_layers: 3 is not used by method 'auto'; use 'early_exit'"),
-        ({"method": "ngram", "suffix_corpus": "x"}, "suffix_corpus: 'x' is not used by method 'ngram'"),
+        ({"method": "ngram", "suffix_corpus": "."}, "suffix_corpus: '.' is not used by method 'ngram'"),
         ({"method": "ngram", "model": "x"}, "model: 'x' is not used by method 'ngram'"),
         ({"draft_vocabulary": 5}, "draft_vocabulary: 5 is not used by method 'auto'"),
         ({"quantization": "int4", **MODEL}, "quantization: 'int4' is unknown; known are int8"),
+        ({"method": "ngram", "tree": "4x2"}, "tree: '4x2' is not used by method 'ngram', which drafts chains"),
+        ({"tree": "2", "vocabulary": "slem", **MODEL}, "tree: '2' is not used by method 'draft_model'"),
+        ({"method": "none", "controller": "cost"}, "controller: 'cost' is not used by method 'none'"),
+        ({"method": "none", "tree": "2"}, "tree: '2' is not used by method 'none'"),
+        ({"prompt_lookup_max": 5}, "prompt_lookup_max: 5 is not used by method 'auto'"),
+        ({"method": "ngram", "suffix_cache": False}, "suffix_cache: False is not used by method 'ngram'"),
+        ({"suffix_corpus": "no/such"}, "suffix_corpus: there is no folder 'no/such'"),
+        ({"suffix_corpus": ""}, "suffix_corpus: '' is not allowed"),
+        ({"model": ""}, "model: '' is not allowed"),
+        ({"tree": [True]}, "tree: [True] is not allowed"),
         ({"vocabulary": "slam", **MODEL}, "vocabulary: 'slam' is unknown; known are auto, same, tli, slem"),
     ],
 )
@@ -143,14 +153,17 @@ def test_answers_are_remembered_where_they_cannot_change_a_text(plain):
     for config, remembers in (({}, True), ({"verify": "token"}, False), ({"suffix_cache": False}, False)):
         fast = plain.speculating({"method": "suffix", **config})
         fast.generate("abc", params, use_tqdm=False)
-        assert bool(len(fast._drafting.corpus)) == remembers
+        assert bool(len(fast._drafting.answers)) == remembers
 
 
 def test_a_folder_of_texts_is_read(plain, tmp_path):
     (tmp_path / "a.txt").write_text("a text of its own")
     fast = plain.speculating({"method": "suffix", "suffix_corpus": str(tmp_path)})
-    assert len(fast._drafting.corpus) > 5
-    with pytest.raises(ValueError, match="nowhere"):
+    assert sum(len(corpus) for corpus in fast._drafting.drafter._corpora) > 5
+    for _ in range(3):
+        fast.generate("abc", SamplingParams(temperature=0, max_tokens=20), use_tqdm=False)
+    assert not fast._drafting.drafter._corpora[1].forgotten, "answers do not push it out"
+    with pytest.raises(ValueError, match="suffix_corpus: there is no folder"):
         plain.speculating({"method": "suffix", "suffix_corpus": str(tmp_path / "nowhere")})
 
 
@@ -177,6 +190,34 @@ def test_a_contrastive_target_says_the_same_with_its_amateur_drafting(tmp_path):
             LLM(str(ours), contrastive=bad)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_int8_leaves_a_contrastive_targets_own_amateur_alone(tmp_path):
+    ours, theirs = (make_folder(tmp_path / name, seed=seed) for seed, name in enumerate(("expert", "amateur")))
+    llm = LLM(str(ours), contrastive={"model": str(theirs)}, kv_cache_memory_bytes=1 << 28)
+    params = SamplingParams(seed=5, max_tokens=30)
+    known = llm.generate("abc", params, use_tqdm=False)[0].outputs[0].token_ids
+    fast = llm.speculating({"quantization": "int8", "draft_vocabulary": 200})
+    assert fast.speculation.model == str(theirs)
+    assert fast._drafting.draft.target is not llm._amateur.target
+    found = fast.generate("abc", params, use_tqdm=False)[0].outputs[0].token_ids
+    assert llm.generate("abc", params, use_tqdm=False)[0].outputs[0].token_ids == known
+    if llm.claim == "bit-exact":
+        assert found == known
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_short_context_has_costs_too(tmp_path):
+    llm = LLM(str(make_folder(tmp_path, context=16)), dtype="float32", speculative_config={"method": "suffix"})
+    assert llm.generate("ab", SamplingParams(max_tokens=8, seed=1), use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_records_are_few_whatever_temperatures_are_asked_for(plain):
+    drafting = plain.speculating({})._drafting
+    for i in range(200):
+        drafting.controller(i / 3)
+    assert len(drafting.records) <= 9
+
+
 def test_costs_are_measured_once_and_a_damaged_file_is_measured_again(plain, tmp_path):
     from draftproof.calibrate import calibrated
 
@@ -187,8 +228,15 @@ def test_costs_are_measured_once_and_a_damaged_file_is_measured_again(plain, tmp
     assert len(said) == 1
     assert first.rounds(1, 0, 8) == again.rounds(1, 0, 8)
     assert np.all(np.diff(first.rounds(1, 0, 20)) >= 0)
-    for damage in ("", "{", "[]", '{"rounds": {}}', '{"rounds": {"1": -1}, "levels": {}, "branch": 0}'):
+    damages = ["", "{", "[]", '{"rounds": {}}', '{"rounds": {"1": -1}, "levels": {}, "branch": 0}']
+    for number in ("NaN", "Infinity", "9" * 400):
+        damages.append(f'{{"rounds": {{"1": 1, "4": {number}}}, "levels": {{}}, "branch": 0}}')
+    for damage in damages:
         file.write_text(damage)
         calibrated(plain.loaded, {}, cache_dir=tmp_path, notify=said.append)
         assert json.loads(file.read_text())["rounds"]
-    assert len(said) == 6
+    assert len(said) == 1 + len(damages)
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.write_text("no folder")
+    assert calibrated(plain.loaded, {}, cache_dir=tmp_path).rounds(1, 0, 3)

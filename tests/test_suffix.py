@@ -348,7 +348,7 @@ def test_a_draft_keeps_to_plan_and_to_what_was_seen(text, texts, shape, shortest
             tuple(terms[0]), trust={"suffix": Known(trust), "other": Known(((0.0,) * (BINS + 1),))} if trust else {}
         )
         plan = Plan(*shape, terms=known)
-    draft = proposed(SuffixDrafter(corpus_with(texts), longest=8, shortest=shortest), text, plan)
+    draft = proposed(SuffixDrafter([corpus_with(texts)], longest=8, shortest=shortest), text, plan)
     assert draft.root == len(text)
     assert len(draft) <= (min(plan.nodes, len(terms[0]) - 1) if terms else plan.nodes)
     counts = substrings([text, *texts], shortest + 1)
@@ -373,7 +373,7 @@ def test_a_draft_keeps_to_plan_and_to_what_was_seen(text, texts, shape, shortest
 
 @given(TEXT, st.lists(st.integers(0, 30), max_size=6), st.integers(0, 4), TEXTS)
 def test_a_session_is_a_replay_of_what_was_committed(text, cuts, depth: int, texts):
-    drafter = SuffixDrafter(corpus_with(texts), longest=4)
+    drafter = SuffixDrafter([corpus_with(texts)], longest=4)
     whole, session = opened(drafter, text), drafter.open(CONTEXT)
     edges = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
     for begin, end in pairwise(edges):
@@ -452,7 +452,7 @@ def test_work_and_memory_are_bounded_for_every_text(name: str, monkeypatch: pyte
 
 def test_a_corpus_speaks_before_the_text_has_repeated_itself():
     corpus = corpus_with([[1, 2, 3, 4]])
-    draft = proposed(SuffixDrafter(corpus, floor=1e-3), [9, 1, 2], Plan(2))
+    draft = proposed(SuffixDrafter([corpus], floor=1e-3), [9, 1, 2], Plan(2))
     assert draft.tokens == (3, 4)
     assert draft.confidence == pytest.approx([backed(1, 1, CORPUS * E2), backed(1, 1, CORPUS * E3)])
     assert len(proposed(SuffixDrafter(floor=1e-3), [9, 1, 2], Plan(2))) == 0
@@ -460,33 +460,34 @@ def test_a_corpus_speaks_before_the_text_has_repeated_itself():
 
 def test_the_own_text_weighs_more_than_the_corpus():
     corpus = corpus_with([[5, 6, 8]])
-    draft = proposed(SuffixDrafter(corpus, floor=1e-9), [5, 6, 7, 5, 6], Plan(1, (2,)))
+    draft = proposed(SuffixDrafter([corpus], floor=1e-9), [5, 6, 7, 5, 6], Plan(1, (2,)))
     assert draft.tokens == (7, 8)
-    assert proposed(SuffixDrafter(corpus_with([[1, 5, 6, 8]])), [1, 5, 6, 0, 5, 6, 7, 1, 5, 6], Plan(1)).tokens == (0,)
+    drafter = SuffixDrafter([corpus_with([[1, 5, 6, 8]])])
+    assert proposed(drafter, [1, 5, 6, 0, 5, 6, 7, 1, 5, 6], Plan(1)).tokens == (0,)
 
 
 def test_a_longer_match_in_the_corpus_beats_a_short_one_in_the_text():
     corpus = corpus_with([list(range(20, 30))] * 3)
-    assert proposed(SuffixDrafter(corpus), [27, 99, *range(20, 28)], Plan(1)).tokens == (28,)
+    assert proposed(SuffixDrafter([corpus]), [27, 99, *range(20, 28)], Plan(1)).tokens == (28,)
 
 
 def test_a_match_in_the_corpus_is_followed_to_its_full_length():
     corpus = corpus_with([list(range(20, 60))])
-    [sure] = proposed(SuffixDrafter(corpus), range(20, 50), Plan(1)).confidence
+    [sure] = proposed(SuffixDrafter([corpus]), range(20, 50), Plan(1)).confidence
     assert sure == pytest.approx(backed(1, 1, CORPUS * escape(30, 1)))
-    [cut] = proposed(SuffixDrafter(corpus, longest=12), range(20, 50), Plan(1)).confidence
+    [cut] = proposed(SuffixDrafter([corpus], longest=12), range(20, 50), Plan(1)).confidence
     assert cut == pytest.approx(backed(1, 1, CORPUS * escape(12, 1)))
 
 
 def test_among_equal_texts_of_a_corpus_the_latest_speaks_last():
     corpus = corpus_with([[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 8]], max_tokens=28)
     assert [len(part.length) for part in corpus.parts] == [8, 8]
-    assert proposed(SuffixDrafter(corpus), [5, 6], Plan(1)).tokens == (8,)
+    assert proposed(SuffixDrafter([corpus]), [5, 6], Plan(1)).tokens == (8,)
 
 
 def test_nothing_matches_across_the_boundary_of_two_texts():
     corpus = corpus_with([[1, 2], [3, 4]])
-    drafter = SuffixDrafter(corpus, floor=1e-9)
+    drafter = SuffixDrafter([corpus], floor=1e-9)
     assert proposed(drafter, [1, 2], Plan(3)).tokens == ()
     assert proposed(drafter, [1], Plan(3)).tokens == (2,)
     assert proposed(drafter, [3], Plan(3)).tokens == (4,)
@@ -521,7 +522,7 @@ def test_a_text_larger_than_the_corpus_leaves_its_end():
 
 def test_a_corpus_may_grow_under_a_session():
     corpus = SuffixCorpus()
-    drafter = SuffixDrafter(corpus, floor=1e-3)
+    drafter = SuffixDrafter([corpus], floor=1e-3)
     session = opened(drafter, [1, 2])
     assert drafter.propose([session], [Plan(1)], [CHANCE])[0].tokens == ()
     corpus.add([1, 2, 3])
@@ -642,7 +643,7 @@ TABLE = hashed_logits(V, order=1, scale=3.0)  # a text that repeats itself
 
 def answered(depth: int, rule: str) -> tuple[list[int], int]:
     """Tokens and rounds of a request; the engine compares its session with a replay after every round."""
-    params, drafter = SamplingParams(max_tokens=60), SuffixDrafter(corpus_with([[1, 2, 3]]))
+    params, drafter = SamplingParams(max_tokens=60), SuffixDrafter([corpus_with([[1, 2, 3]])])
     output = Output(params, 60, frozenset())
     law, chance = law_of(params), PhiloxChance(3)
     engine = Engine(TableTarget(TABLE, V), KVMemory(1 << 30), EngineConfig(check=True))

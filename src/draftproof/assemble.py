@@ -8,7 +8,7 @@ from typing import Any
 
 from .base import Drafter, Keeper
 from .commit import Output
-from .drafters import Legal
+from .drafters import CombinedDrafter, Legal
 from .grammar import Grammar
 from .logprobs import note_of
 from .models.looped import looped
@@ -50,7 +50,11 @@ def chain_for(params: SamplingParams, prompt: Sequence[int], known: Known, mask:
 
 def drafter_under(grammar: Grammar | None, drafter: Drafter) -> Drafter:
     """The drafter of a request whose answer has a form; one that runs a model draws under the form anyway."""
-    return drafter if grammar is None or isinstance(drafter, Keeper) else Legal(drafter, grammar.legal)
+    if grammar is None:
+        return drafter
+    if isinstance(drafter, CombinedDrafter):
+        return drafter.each(lambda part: drafter_under(grammar, part))
+    return drafter if isinstance(drafter, Keeper) else Legal(drafter, grammar.legal)
 
 
 def output_for(params: SamplingParams, prompt: Sequence[int], limit: int, known: Known) -> Output:

@@ -10,7 +10,9 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from hashlib import blake2b
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -44,9 +46,11 @@ def calibrated(
     known = _read(file)
     if known is None:
         notify("Measuring what rounds cost here, once")
-        rounds = {rows: _seconds(target.target, rows) for rows in _ROWS}
+        rounds = {rows: _seconds(target.target, rows) for rows in _ROWS if 2 * rows <= target.target.max_context}
         levels = {origin: _seconds(model, 1) for origin, model in models.items()}
-        branch = max(_seconds(target.target, 9, _BUSHY) - _seconds(target.target, 9), 0.0) / 3
+        branch = 0.0
+        if max(rounds) > len(_BUSHY):
+            branch = max(_seconds(target.target, 9, _BUSHY) - _seconds(target.target, 9), 0.0) / 3
         known = rounds, levels, branch
         _write(file, known)
     return Costs(target.target.plan.multiple, *known)
@@ -83,7 +87,9 @@ def _traits(target: Any) -> list[str]:
     config = {name: value for name, value in target.model.config.to_dict().items() if not name.startswith("_")}
     products = [module for module in target.model.modules() if hasattr(module, "out_features")]
     layers = Counter((type(module).__name__, module.out_features) for module in products)
-    return [repr(sorted(config.items())), repr(sorted(layers.items())), str(target.model.dtype), str(target.plan)]
+    own = [repr(sorted(config.items())), repr(sorted(layers.items())), str(target.model.dtype), str(target.plan)]
+    amateur = getattr(target, "amateur", None)  # of a contrastive target, which runs both
+    return own if amateur is None else own + _traits(amateur)
 
 
 def _read(file: Path) -> Known | None:
@@ -92,9 +98,11 @@ def _read(file: Path) -> Known | None:
         rounds = {int(rows): float(seconds) for rows, seconds in found["rounds"].items()}
         levels = {str(origin): float(seconds) for origin, seconds in found["levels"].items()}
         branch = float(found["branch"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, or not ours: measured again
-        return None
-    return (rounds, levels, branch) if rounds and min([*rounds.values(), *levels.values()]) > 0 <= branch else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None  # absent, or not ours: measured again
+    seconds = [*rounds.values(), *levels.values()]
+    whole = rounds and min(rounds) >= 1 and all(0 < each < inf for each in seconds) and 0 <= branch < inf
+    return (rounds, levels, branch) if whole else None
 
 
 def _write(file: Path, known: Known) -> None:
@@ -105,4 +113,5 @@ def _write(file: Path, known: Known) -> None:
         aside.write_text(json.dumps({"rounds": known[0], "levels": known[1], "branch": known[2]}), encoding="utf-8")
         aside.replace(file)
     except OSError:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink()

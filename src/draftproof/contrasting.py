@@ -32,12 +32,13 @@ class ContrastiveConfig:
             raise ValueError(f"contrastive: {given!r} is not allowed; give model, and perhaps alpha and beta")
         return cls(**given)
 
-    def drafting(self, speculation: SpeculativeConfig) -> SpeculativeConfig:
-        """The same with the amateur as draft model, if nobody said who drafts."""
+    def drafting(self, given: Mapping[str, Any]) -> SpeculativeConfig:
+        """A `speculative_config`, with the amateur as draft model if it does not say who drafts."""
+        if isinstance(given, Mapping) and given.get("method", "auto") == "auto" and given.get("model") is None:
+            given = {"method": "auto"} | dict(given) | {"model": self.model}
+        speculation = SpeculativeConfig.of(given)
         if "early_exit" in speculation.parts:
             raise ValueError("contrastive: it does not go with 'early_exit': those layers are the expert's alone")
-        if speculation.method == "auto" and speculation.model is None:
-            return replace(speculation, model=self.model)
         return speculation
 
     def of_models(self, expert: Loaded, amateur: Loaded) -> Loaded:

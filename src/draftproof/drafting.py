@@ -44,7 +44,7 @@ class Drafting:
     drafter: Drafter
     origins: tuple[str, ...] = ()
     draft: Loaded | None = None
-    corpus: SuffixCorpus | None = None
+    answers: SuffixCorpus | None = None  # that were given before
     costs: Costs = field(default_factory=Costs)
     records: dict[float, Record] = field(default_factory=dict)  # what came true, by temperature
     why: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Drafting:
 
     def _record(self, temperature: float) -> Record:
         """Of the requests before that were about as sure of their tokens."""
-        about = 0.0 if temperature == 0 else max(0.25, round(4 * temperature) / 4)
+        about = 0.0 if temperature == 0 else max(0.25, min(round(4 * temperature) / 4, 2.0))
         return self.records.setdefault(about, Record(fade=0.998))
 
     @property
@@ -89,8 +89,8 @@ class Drafting:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Remember an answer for the requests to come: only where what is drafted cannot change a text."""
-        if self.corpus is not None and self.config.suffix_cache and self.config.verify == "coupled":
-            self.corpus.add(tokens)
+        if self.answers is not None and self.config.suffix_cache and self.config.verify == "coupled":
+            self.answers.add(tokens)
 
 
 def drafting_for(
@@ -110,8 +110,9 @@ def drafting_for(
         if part == "ngram":
             parts[origin] = NGramDrafter(config.prompt_lookup_max, config.prompt_lookup_min)
         elif part == "suffix":
-            made.corpus = _corpus(config, target)
-            parts[origin] = SuffixDrafter(made.corpus)
+            made.answers = SuffixCorpus(max_tokens=_REMEMBERED)
+            given = [] if config.suffix_corpus is None else [_corpus(config.suffix_corpus, target)]
+            parts[origin] = SuffixDrafter([made.answers, *given])
         elif part == "early_exit":
             models[origin] = target.target.early(config.early_exit_layers)
             parts[origin] = EarlyExitDrafter(models[origin], config.kind)
@@ -129,12 +130,10 @@ def drafting_for(
     return made
 
 
-def _corpus(config: SpeculativeConfig, target: Loaded) -> SuffixCorpus:
-    if config.suffix_corpus is None:
-        return SuffixCorpus(max_tokens=_REMEMBERED)
+def _corpus(folder: str, target: Loaded) -> SuffixCorpus:
     tokenizer = target.tokenizer
     return corpus_of(
-        Path(config.suffix_corpus),
+        Path(folder),
         lambda text: tokenizer(text, add_special_tokens=False).input_ids,
         max_tokens=10 * _REMEMBERED,
     )
@@ -164,6 +163,8 @@ def _model_drafter(config: SpeculativeConfig, target: Loaded, draft: Loaded, why
     )
     if pairing.method == "same":
         return ModelDrafter(draft.target, config.kind, ORIGINS["draft_model"])
+    if config.tree is not None:
+        raise ValueError(f"tree: {config.tree!r} needs a draft model of the target's tokenizer; {pairing.why}")
     why.append(f"draft {draft.name}: another vocabulary; {pairing.why}")
     spell, respell, bos, ends = Speller(ours), Speller(theirs), _own_start(theirs), _ends(ours, theirs)
     if pairing.method == "tli":

@@ -77,14 +77,9 @@ class LLM:
         config = EngineConfig(max_num_seqs, max_num_batched_tokens, enable_prefix_caching, check)
         if kv_cache_memory_bytes is not None:
             check_integer("kv_cache_memory_bytes", kv_cache_memory_bytes, lambda n: n >= 1, ">= 1")
-        speculation = SpeculativeConfig.of({"method": "none"} if speculative_config is None else speculative_config)
         contrast = None if contrastive is None else ContrastiveConfig.of(contrastive)
-        if contrast is not None and speculation.method == "auto" and speculation.model is None:
-            speculation = replace(speculation, model=contrast.model)
-        if contrast is not None and "early_exit" in speculation.parts:
-            raise ValueError(
-                "contrastive: it does not go with method 'early_exit'; the first layers are the expert's alone"
-            )
+        read = SpeculativeConfig.of if contrast is None else contrast.drafting
+        speculation = read({"method": "none"} if speculative_config is None else speculative_config)
         self._load = partial(load, dtype=dtype, device=device, exact=exact, cache_dir=cache_dir, notify=notify)
         self._config, self.exact, self._cache_dir, self._notify = config, exact, cache_dir, notify
         self._kv_limit = kv_memory_here(device) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
@@ -131,8 +126,8 @@ class LLM:
 
     def speculating(self, config: Mapping[str, Any]) -> LLM:
         """The same loaded target under another `speculative_config`."""
-        other, speculation = copy(self), SpeculativeConfig.of(config)
-        other._speculate(speculation if self._contrast is None else self._contrast.drafting(speculation))
+        other, read = copy(self), SpeculativeConfig.of if self._contrast is None else self._contrast.drafting
+        other._speculate(read(config))
         return other
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from .base import Kind
@@ -18,6 +19,16 @@ VOCABULARIES = ("auto", "same", "tli", "slem")
 _USUAL_DEPTH, _DEEPEST = 5, 16
 _USUAL_WIDTHS = (3, 2)
 _MOST_NODES = 256  # of a tree that is asked for
+
+
+_USED_BY = (  # option, what it is if nobody asks for it, and the drafter that it is of
+    ("draft_vocabulary", None, "draft_model"),
+    ("vocabulary", "auto", "draft_model"),
+    ("quantization", None, "draft_model"),
+    ("prompt_lookup_max", 4, "ngram"),
+    ("prompt_lookup_min", 1, "ngram"),
+    ("suffix_cache", True, "suffix"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,7 @@ class SpeculativeConfig:
     allow_lossy: bool = False
 
     def __post_init__(self) -> None:
+        self._normalise()
         _require_known("method", self.method, METHODS)
         _require_known("vocabulary", self.vocabulary, VOCABULARIES)
         if self.controller is not None:
@@ -69,11 +81,30 @@ class SpeculativeConfig:
         self._require_drafters()
         self._require_rule_for_drafts()
 
+    def _normalise(self) -> None:
+        """What means the same is the same, and plain enough for JSON."""
+        changed: dict[str, Any] = {}
+        if self.tree is not None:
+            changed["tree"] = "x".join(map(str, widths_of(self.tree)))
+        if self.drafters is None or isinstance(self.drafters, str | bytes) or not isinstance(self.drafters, Sequence):
+            raise ValueError(f"drafters: {self.drafters!r} is not allowed; give a list: ['suffix', 'draft_model']")
+        changed["drafters"] = tuple(self.drafters)
+        if isinstance(self.suffix_corpus, Path):
+            changed["suffix_corpus"] = str(self.suffix_corpus)
+        for name, value in changed.items():
+            object.__setattr__(self, name, value)
+        for name in ("model", "suffix_corpus"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise ValueError(f"{name}: {value!r} is not allowed; it must be a name, or None")
+        if self.suffix_corpus is not None and not Path(self.suffix_corpus).is_dir():
+            raise ValueError(f"suffix_corpus: there is no folder {self.suffix_corpus!r}")
+
     def _require_numbers(self) -> None:
         tokens = self.num_speculative_tokens
-        if tokens is not None and tokens != "auto":
+        if tokens is not None and not (isinstance(tokens, str) and tokens == "auto"):
             check_integer("num_speculative_tokens", tokens, lambda n: 0 <= n <= 1024, "in 0 .. 1024, or 'auto'")
-        if tokens == "auto" and self.controller == "fixed":
+        if isinstance(tokens, str) and self.controller == "fixed":
             raise ValueError("num_speculative_tokens: 'auto' is not allowed with controller 'fixed'; give a number")
         optional = ("disable_by_batch_size", "early_exit_layers", "draft_vocabulary")
         for name in optional:
@@ -94,10 +125,6 @@ class SpeculativeConfig:
 
     def _require_drafters(self) -> None:
         """That what is given is used, and what is needed is there."""
-        if isinstance(self.drafters, str) or not all(isinstance(part, str) for part in self.drafters):
-            raise ValueError(
-                f"drafters: {self.drafters!r} is not allowed; give a list, such as ['suffix', 'draft_model']"
-            )
         if (self.method == "combined") != bool(self.drafters):
             raise ValueError(f"drafters: {list(self.drafters)} with method {self.method!r}; they go with 'combined'")
         parts = self.parts
@@ -114,9 +141,15 @@ class SpeculativeConfig:
                 raise ValueError(f"{name}: None is not allowed; method {part!r} needs one")
         if self.quantization is not None:
             _require_known("quantization", self.quantization, QUANTIZATIONS)
-        for name, usual in (("draft_vocabulary", None), ("vocabulary", "auto"), ("quantization", None)):
-            if getattr(self, name) != usual and "draft_model" not in parts:
+        for name, usual, part in _USED_BY:
+            if getattr(self, name) != usual and part not in parts:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not used by method {self.method!r}")
+
+        grows = {"suffix", "draft_model", "early_exit"} & set(parts)
+        if self.tree is not None and (not grows or self.vocabulary in ("tli", "slem")):
+            raise ValueError(f"tree: {self.tree!r} is not used by method {self.method!r}, which drafts chains at most")
+        if self.method == "none" and self.controller is not None:
+            raise ValueError(f"controller: {self.controller!r} is not used by method 'none'")
 
     # what follows from it
 
@@ -218,7 +251,9 @@ def widths_of(tree: str | Sequence[int] | None) -> tuple[int, ...]:
     if tree is None:
         return ()
     try:
-        widths = tuple(int(part) for part in (tree.lower().split("x") if isinstance(tree, str) else tree))
+        parts = tree.lower().split("x") if isinstance(tree, str) else list(tree)
+        whole = isinstance(tree, str) or all(type(part) is int for part in parts)
+        widths = tuple(int(part) for part in parts) if whole else ()
     except (TypeError, ValueError):
         widths = ()
     if not widths or min(widths) < 1 or len(full_tree(widths, len(widths))) > _MOST_NODES:

@@ -152,7 +152,7 @@ def _suffix(*, well_read: bool = True) -> SuffixDrafter:
     corpus = SuffixCorpus(100)
     for text in ([0, 1, 2, 0, 1, 1], [0, 2, 1, 0, 1, 2, 2], [1, 0, 0, 2]):
         corpus.add(text)
-    return SuffixDrafter(corpus, floor=0.01)
+    return SuffixDrafter([corpus], floor=0.01)
 
 
 def _early(pair: Pair, kind: Kind) -> EarlyExitDrafter:

@@ -116,6 +116,7 @@ def chat(
         corpus=suffix_corpus,
         draft_vocabulary=draft_vocabulary,
         quantization=draft_quantization,
+        amateur=contrastive,
     )
     contrast = contrastive_config(contrastive, alpha, beta)
     sampling = asked(

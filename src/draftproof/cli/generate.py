@@ -178,6 +178,7 @@ def generate(
         corpus=suffix_corpus,
         draft_vocabulary=draft_vocabulary,
         quantization=draft_quantization,
+        amateur=contrastive,
     )
     contrast = contrastive_config(contrastive, alpha, beta)
     speculation["disable_by_batch_size"] = disable_by_batch_size

@@ -126,9 +126,12 @@ def speculative_config(
     corpus: str | None = None,
     draft_vocabulary: int | None = None,
     quantization: str | None = None,
+    amateur: str | None = None,
 ) -> dict[str, Any]:
-    """--draft and its neighbours -> `speculative_config`."""
+    """--draft and its neighbours -> `speculative_config`. amateur: of --contrastive; under auto it drafts."""
     config: dict[str, Any] = {"verify": verify, "allow_lossy": allow_lossy} | drafter_named(draft)
+    if amateur is not None and draft == "auto":
+        config["model"] = amateur
     if off:
         return config | {"method": "none", "model": None, "early_exit_layers": None, "drafters": ()}
     config["num_speculative_tokens"] = _depth(depth)

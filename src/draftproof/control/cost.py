@@ -38,6 +38,7 @@ class _State:
     others: float = 0.0  # rows of a request that shares the round, as they were last
     tokens: float = 1.0  # that a round of this request yields, of late
     gains: dict[str, float] = field(default_factory=dict)  # by origin, as of late
+    trying: str | None = None  # who rests and was asked again in the round under way
     look: int = 0  # the round in which they are worked out again
 
 
@@ -76,6 +77,7 @@ class Cost:
         gains = self._gains(state, terms, plan)
         awake = [origin for origin in self._origins if self._is_awake(state, origin, gains[origin])]
         due = [o for o in self._origins if o in state.resting and state.rounds >= state.resting[o].until]
+        state.trying = due[0] if due else None
         if due:
             return Plan(min(2, plan.depth), (), 2, frozenset(due[:1]), why=f"trying {due[0]} again")
         best = max(gains, key=lambda origin: gains[origin])
@@ -100,10 +102,10 @@ class Cost:
         return origin not in state.resting
 
     def _terms(self, state: _State, load: Load, nodes: int) -> Terms:
-        mates = load.requests - 1
+        mates = max(load.requests - 1, 0)
         rounds = self._costs.rounds(load.context, round(mates * state.others), nodes, smooth=mates > 0)
         levels: Mapping[str, float] = {
-            origin: seconds / load.requests  # a level is drafted for all of them together
+            origin: seconds / (mates + 1)  # a level is drafted for all of them together
             for origin in self._models
             if (seconds := self._costs.level(origin)) is not None
         }
@@ -116,16 +118,18 @@ class Cost:
         state.rounds += 1
         state.others = min(step.rows / max(step.requests, 1), 1 + _NODES)
         state.tokens += 0.1 * (len(step.tokens) - state.tokens)
-        for origin in set(step.draft.origin) & set(state.resting):
-            self._tried(state, origin, step)
+        if state.trying is not None:
+            self._tried(state, state.trying, step)
         return state
 
     def _tried(self, state: _State, origin: str, step: Step) -> None:
-        """A drafter that rests was asked again: it wakes if it was right, and its failures of then are forgotten."""
-        rest = state.resting[origin]
+        """A drafter that rests was asked again: it wakes if it was right, and its failures of then are forgotten. One
+        that had nothing to say rests as long as before."""
+        state.trying = None
         if step.accepted:
             del state.resting[origin]
             state.record.forget(origin)
             state.look = state.rounds
         else:
-            state.resting[origin] = _Rest(state.rounds + min(2 * rest.wait, _LONGEST), min(2 * rest.wait, _LONGEST))
+            wait = min((1 + bool(len(step.draft))) * state.resting[origin].wait, _LONGEST)
+            state.resting[origin] = _Rest(state.rounds + wait, wait)

@@ -33,7 +33,7 @@ class Costs:
         branch: float = 0.0,
     ) -> None:
         self.step = step
-        self._shape = sorted({self._padded(rows): seconds for rows, seconds in (rounds or {}).items()}.items())
+        self._shape = _rising({self._padded(count): seconds for count, seconds in (rounds or {}).items()})
         self._branch = branch
         self._levels = {origin: deque([seconds], _KEPT) for origin, seconds in (levels or {}).items()}
         self._measured: dict[int, dict[int, deque[float]]] = {}  # by bucket of context, then rows
@@ -95,7 +95,7 @@ class Costs:
 
     def _drawn(self, bucket: int) -> tuple[Curve, float]:
         if not self._measured:
-            return _rising(dict(self._shape)), 1.0
+            return self._shape, 1.0
         near = min(self._measured, key=lambda each: (abs(each - bucket), each))
         found = {rows: sorted(some)[len(some) // 2] for rows, some in self._measured[near].items()}
         if not self._shape:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..base import ROOT, Chance, Context, Draft, Drafter, Keeper, Kind, Plan, Session
+from .grow import without_request
 from .outlook import expected_rate, paying, reaches_of, worthwhile
 
 
@@ -22,7 +23,7 @@ class CombinedDrafter:
 
     merge: all their drafts become one tree, for rules that take trees. Else a draft is one drafter's alone: the first
     that has anything to say. Under a plan's terms a later one is asked only for texts where it is expected to do better
-    than what has been found. Neither depends on a token that was sampled, so no rule's law changes.
+    than what has been found. A draft with a sampled token is never exchanged for another, so no rule's law changes.
     """
 
     def __init__(self, drafters: Mapping[str, Drafter], *, merge: bool = True) -> None:
@@ -30,6 +31,10 @@ class CombinedDrafter:
             raise ValueError("drafters: {} is not allowed; combine at least one")
         self.drafters, self._merge = dict(drafters), merge
         self._keepers: dict[str, Any] = {name: each for name, each in drafters.items() if isinstance(each, Keeper)}
+
+    def each(self, change: Callable[[Drafter], Drafter]) -> CombinedDrafter:
+        """The same of changed drafters."""
+        return CombinedDrafter({name: change(part) for name, part in self.drafters.items()}, merge=self._merge)
 
     def open(self, context: Context) -> _Guides:
         return _Guides(context, {name: drafter.open(context) for name, drafter in self.drafters.items()})
@@ -57,6 +62,8 @@ class CombinedDrafter:
         terms, room = plan.terms, plan.nodes - (len(found) if self._merge else 0)
         if plan.origins is not None and name not in plan.origins:
             return Plan()
+        if not self._merge and Kind.SAMPLED in found.kind:  # it may not be replaced for what was sampled
+            return Plan()
         if terms is None:
             wanted = self._merge or not len(found)
         else:
@@ -75,9 +82,8 @@ class CombinedDrafter:
                 keeper.close(session.parts[name])
 
     def keep(self, session: _Guides) -> _Guides:
-        return _Guides(
-            session.context, {name: keeper.keep(session.parts[name]) for name, keeper in self._keepers.items()}
-        )
+        parts = {name: keeper.keep(session.parts[name]) for name, keeper in self._keepers.items()}
+        return _Guides(without_request(session.context), parts)
 
     def adopt(self, session: _Guides, donor: _Guides, length: int) -> None:
         for name, keeper in self._keepers.items():

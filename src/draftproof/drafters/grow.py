@@ -7,12 +7,12 @@ replacement, each with the law that it was drawn from. Nodes that share a path s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ..base import ROOT, Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose, Session, Target, token_key
+from ..base import ROOT, Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose, Row, Session, Target, token_key
 from ..laws import fit, leading, total, without
 from ..sampling import AdjustError
 from ..trees import path_to
@@ -100,7 +100,7 @@ def _children(each: Growing, parent: int, logits: np.ndarray) -> list[int]:
     path = [each.tokens[node] for node in path_to(each.parents, parent)]
     try:
         row = law_of_row(each.context, logits, [*each.history, *path])
-        return _draw(each, parent, row, len(path), logits)
+        return _draw(each, parent, row, len(path), logits[: each.context.vocab_size])
     except AdjustError:  # a path that the request's own options do not allow: no reason to end it
         return []
     except ValueError as error:
@@ -115,7 +115,8 @@ def _draw(each: Growing, parent: int, row: Any, level: int, logits: np.ndarray) 
     if each.kind is Kind.COUPLED:
         picked = _liked_best(each.chance, row, token_key(len(each.history) + level), most)
         if len(picked) < most:  # a greedy law has one token: the next likeliest are as good a guess as any
-            picked += [x for x in leading(logits, most).tolist() if x not in picked][: most - len(picked)]
+            likely = [x for x in leading(logits, most).tolist() if logits[x] > -np.inf and x not in picked]
+            picked += likely[: most - len(picked)]
         children = [(x, row) for x in picked]
     else:
         children = _distinct(each, row, level, most)
@@ -188,6 +189,15 @@ def _worth_growing(each: Growing, level: Sequence[int]) -> list[int]:
     now, _ = worthwhile(each.parents, each.reach, terms, each.levels * cost)
     then, nodes = worthwhile(parents, [*each.reach, *hoped], terms, (each.levels + 1) * cost)
     return sorted({parents[node] for node in nodes if node >= len(each.reach)}) if then > now else []
+
+
+def without_request(context: Context) -> Context:
+    """The context of a text that is kept and not gone on with: a request's own law may hold on to much."""
+    return replace(context, law=_no_law, target_session=None)
+
+
+def _no_law(logits: np.ndarray, history: Sequence[int]) -> Row:
+    raise ValueError("law: a kept text is not gone on with")
 
 
 def law_of_row(context: Context, logits: np.ndarray, history: Sequence[int]) -> Any:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from ..base import Chance, Context, Draft, Feed, Kind, Plan, Row, Session, Target
+from ..base import Chance, Context, Draft, Feed, Kind, Plan, Session, Target
 from ..trees import follow
-from .grow import Growing, grow
+from .grow import Growing, grow, without_request
 
 
 @dataclass(slots=True)
@@ -19,10 +17,6 @@ class _Guide:
     tokens: list[int] = field(default_factory=list)  # committed
     cached: int = 0  # how many of them the model's cache holds
     feed: Feed | None = None  # what the model read after them and was not told the end of
-
-
-def _no_law(logits: np.ndarray, history: Sequence[int]) -> Row:
-    raise ValueError("law: a kept text is not gone on with")
 
 
 class ModelDrafter:
@@ -89,8 +83,7 @@ class ModelDrafter:
 
     def keep(self, session: _Guide) -> _Guide:
         self._settle(session)
-        context = replace(session.context, law=_no_law, target_session=None)  # the request's own may hold on to much
-        return _Guide(context, self._model.keep(session.model), cached=session.cached)
+        return _Guide(without_request(session.context), self._model.keep(session.model), cached=session.cached)
 
     def adopt(self, session: _Guide, donor: _Guide, length: int) -> None:
         session.cached = min(donor.cached, length)

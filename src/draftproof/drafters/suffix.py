@@ -173,7 +173,7 @@ class _Growing:
 
 
 class SuffixDrafter:
-    """Longest known ends first, on a par with how often they went on so; from the text itself and from `corpus`.
+    """Longest known ends first, on a par with how often they went on so; from the text itself and from `corpora`.
 
     longest, shortest: tokens of a match. Without terms a plan gets the nodes whose path is likelier than `floor`, so a
     draft is long where the text repeats itself and empty where nothing is known; under terms, as many as pay. A draft
@@ -183,7 +183,7 @@ class SuffixDrafter:
     """
 
     def __init__(
-        self, corpus: SuffixCorpus | None = None, *, longest: int = 32, shortest: int = 1, floor: float = 0.1
+        self, corpora: Sequence[SuffixCorpus] = (), *, longest: int = 32, shortest: int = 1, floor: float = 0.1
     ) -> None:
         if not 1 <= shortest <= longest:
             raise ValueError(
@@ -191,7 +191,7 @@ class SuffixDrafter:
             )
         if not 0 < floor < 1:
             raise ValueError(f"floor: {floor} is not allowed; it must be a number between 0 and 1")
-        self._corpus, self._longest, self._shortest, self._floor = corpus, longest, shortest, floor
+        self._corpora, self._longest, self._shortest, self._floor = corpora, longest, shortest, floor
 
     def open(self, context: Context) -> _Text:
         return _Text(Occurrences(self._longest))
@@ -228,7 +228,7 @@ class SuffixDrafter:
 
     def _spots(self, session: _Text) -> Iterator[Spot]:
         yield session.seen, (session.state, session.seen.length[session.state])
-        for seen in reversed(self._corpus.parts) if self._corpus else ():  # the latest first
+        for seen in (part for corpus in self._corpora for part in reversed(corpus.parts)):  # the latest first
             place = seen.find(session.tail[-GLANCE:])
             if place[1] == GLANCE:  # else no longer end is known either
                 place = seen.find(session.tail)

@@ -19,6 +19,7 @@ import numpy as np
 from ..base import Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose, Row, Session, Target, token_key
 from ..processors import common
 from ..vocabularies import Retold, Tokens, restrict_logits, sure, with_ends
+from .grow import without_request
 
 Restrict = Callable[[Row, np.ndarray, int], Row]
 """(the draft's row, draft id -> target id or -1, the target's size) -> the row over the target's ids."""
@@ -40,10 +41,6 @@ class Guide:
     @property
     def root(self) -> int:
         return len(self.text.tokens)
-
-
-def _no_law(logits: np.ndarray, history: Sequence[int]) -> Row:
-    raise ValueError("law: a kept text is not gone on with")
 
 
 class _Reader:
@@ -111,10 +108,8 @@ class _Reader:
         """No more than a text that lacks its last token may take: that much is accounted for."""
         ids, _ = session.text.tell()
         self._cut(session, min(common(session.fed, ids), self._room(session.root - 1)))
-        context = replace(session.context, law=_no_law, target_session=None)  # the request's own may hold on to much
-        return Guide(
-            context, self._model.keep(session.model), Retold(self._target, self._draft, self._bos), list(session.fed)
-        )
+        text = Retold(self._target, self._draft, self._bos)
+        return Guide(without_request(session.context), self._model.keep(session.model), text, list(session.fed))
 
     def adopt(self, session: Guide, donor: Guide, length: int) -> None:
         """As much as both texts have in common in the draft's tokens; how much that is of the target's matters not."""
