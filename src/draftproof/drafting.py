@@ -120,6 +120,8 @@ def drafting_for(
             made.draft = _lightened(config, load(str(config.model)))
             models[origin] = made.draft.target
             parts[origin] = _model_drafter(config, target, made.draft, made.why)
+    for choice in made.why:
+        notify(choice)
     made.origins = tuple(parts)
     if len(parts) == 1:
         (made.drafter,) = parts.values()

@@ -20,7 +20,6 @@ _USUAL_DEPTH, _DEEPEST = 5, 16
 _USUAL_WIDTHS = (3, 2)
 _MOST_NODES = 256  # of a tree that is asked for
 
-
 _USED_BY = (  # option, what it is if nobody asks for it, and the drafter that it is of
     ("draft_vocabulary", None, "draft_model"),
     ("vocabulary", "auto", "draft_model"),
@@ -43,10 +42,9 @@ class SpeculativeConfig:
     would change with the clock. tree: children a node, level by level, "4x2x1". disable_by_batch_size: draft nothing
     while more requests than this run at once. prompt_lookup_max, prompt_lookup_min: n-gram sizes. suffix_corpus: a
     folder of texts to look suffixes up in, too; suffix_cache: earlier answers (under the coupled rule, where they
-    cannot change a text). vocabulary: how to draft with another tokenizer ("tli", "slem").
-    draft_vocabulary: the draft model proposes ids below this alone, which makes its steps cheaper, as does
-    quantization "int8" of its weights. verify: the rule;
-    "coupled" keeps the text of a seed. allow_lossy: admit rules that change what the model says.
+    cannot change a text). vocabulary: how to draft with another tokenizer ("tli", "slem"). draft_vocabulary: the draft
+    model proposes ids below this alone, which makes its steps cheaper, as does quantization "int8" of its weights.
+    verify: the rule; "coupled" keeps the text of a seed. allow_lossy: admit rules that change what the model says.
     """
 
     method: str = "auto"
