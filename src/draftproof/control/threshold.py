@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..base import Load, Plan, Step
+from ..trees import depths
 from .fixed import planned
 
 _WINDOW = 16  # drafting rounds
@@ -75,7 +76,4 @@ class Threshold:
 
 def levels_of(step: Step) -> int:
     """How deep its draft was."""
-    depth = [0] * len(step.draft)
-    for node, parent in enumerate(step.draft.parents):
-        depth[node] = 1 + (depth[parent] if parent >= 0 else 0)
-    return max(depth, default=0)
+    return max(depths(step.draft.parents), default=0)
