@@ -361,6 +361,29 @@ def test_in_company_a_request_drafts_only_what_pays_for_all():
     assert company.levels["model"] == pytest.approx(LEVEL / 8)
 
 
+def test_what_promises_little_never_loses_more_than_two_in_a_hundred_of_any_answer():
+    """A drafter that was right one time in ten before, is sure of itself, and is wrong all through this answer: rows
+    that are free are tried, dearer ones only for what was brought before."""
+    prior = Record(fade=0.998)
+    for accepted in 4 * ([1] + [0] * 9):
+        prior.add(stepped(1, accepted, origin="suffix"))
+    costs = Costs(4, {1: 1.0, 4: 1.0, 8: 1.4, 24: 2.0})
+    controller = Cost(["suffix"], costs=costs, record=prior)
+    state, lost, drafted = controller.init(), 0.0, []
+    for rounds in range(1, 60):
+        plan = controller.plan(state, Load(10, 100))
+        nodes = plan.nodes if plan.depth else 0
+        drafted.append(nodes)
+        lost += costs.rounds(10, 0, nodes)[-1] - 1
+        state = controller.update(state, stepped(nodes, 0, origin="suffix", rows=nodes + 1))
+        assert lost <= 0.02 * rounds + 1e-9
+    assert drafted[:5] == [3] * 5
+    state = controller.init()
+    controller.plan(state, Load(10, 100))
+    state = controller.update(state, stepped(3, 3, origin="suffix", rows=4))
+    assert controller.plan(state, Load(10, 100)).nodes > 7, "what was brought may be risked"
+
+
 def test_a_drafter_with_nothing_to_say_does_not_keep_another_from_drafting():
     """It failed, rests, and finds nothing when it is asked again; the model is as good as ever."""
     costs = Costs(1, {1: 1.0, 4: 1.05, 8: 1.1}, {"model": 0.05})

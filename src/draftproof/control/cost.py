@@ -11,15 +11,19 @@ from dataclasses import dataclass, field
 
 from ..base import Load, Plan, Step, Terms
 from ..drafters.outlook import expected_rate
+from ..trees import leaves_of
 from .costs import Costs
 from .fixed import planned
 from .record import Record
+from .threshold import levels_of
 
 _GAIN = 1.01  # drafting must promise so much more than plain decoding
 _PROBE = 32  # rounds until a drafter that was switched off is tried again; twice as many after each failure
 _LONGEST = 16 * _PROBE
 _LOOK = 4  # rounds between two looks at what drafters are expected to bring
 _NODES = 23  # most of them: with the committed token's row three times eight
+_PLENTY = 1.25  # what promises less than this may lose no more than it brought before, and
+_ALLOWANCE = 0.02  # tokens a round: so no answer, however short, is much slower than plain decoding
 
 
 @dataclass(slots=True)
@@ -40,6 +44,8 @@ class _State:
     gains: dict[str, float] = field(default_factory=dict)  # by origin, as of late
     trying: str | None = None  # who rests and was asked again in the round under way
     look: int = 0  # the round in which they are worked out again
+    terms: Terms | None = None  # of the round under way
+    ahead: float = 0.0  # tokens that drafting brought, less those that plain decoding had made in the time it took
 
 
 class Cost:
@@ -78,13 +84,25 @@ class Cost:
         awake = [origin for origin in self._origins if self._is_awake(state, origin, gains[origin])]
         due = [o for o in self._origins if o in state.resting and state.rounds >= state.resting[o].until]
         state.trying = due[0] if due else None
+        state.terms = terms
         if due:
             return Plan(min(2, plan.depth), (), 2, frozenset(due[:1]), why=f"trying {due[0]} again")
         best = max(gains, key=lambda origin: gains[origin])
         if not awake:
             return Plan(why=f"off: expected {gains[best]:.2f}x")
         why = f"{best}: expected {gains[best]:.2f}x"
+        if gains[best] < _PLENTY:
+            nodes = self._affordable(state, terms, awake)
+        if nodes == 0:
+            return Plan(why=f"off: {best} brought too little yet to risk a round on {gains[best]:.2f}x")
         return Plan(plan.depth, self._widths, nodes, frozenset(awake), terms, why)
+
+    def _affordable(self, state: _State, terms: Terms, awake: Sequence[str]) -> int:
+        """Nodes that may all be refused without losing more than was brought before. Fewer than that cost less."""
+        level = max((terms.levels.get(origin, 0.0) for origin in awake), default=0.0)
+        purse = state.ahead + _ALLOWANCE * (state.rounds + 1)
+        lost = [_lost(terms, n, n * level) for n in range(len(terms.rounds))]
+        return max(n for n, tokens in enumerate(lost) if n == 0 or tokens <= purse)
 
     def _gains(self, state: _State, terms: Terms, plan: Plan) -> dict[str, float]:
         """What each drafter is expected to bring, against plain decoding. It changes slowly: not asked every round."""
@@ -116,6 +134,10 @@ class Cost:
         self._costs.add(step, self._models)
         state.record.add(step)
         state.rounds += 1
+        if state.terms is not None and len(step.draft) < len(state.terms.rounds):
+            level = max((state.terms.levels.get(origin, 0.0) for origin in step.draft.origin), default=0.0)
+            more = max(leaves_of(step.draft.parents) - 1, 0) * state.terms.branch + levels_of(step) * level
+            state.ahead += step.accepted - _lost(state.terms, len(step.draft), more)
         state.others = min(step.rows / max(step.requests, 1), 1 + _NODES)
         state.tokens += 0.1 * (len(step.tokens) - state.tokens)
         if state.trying is not None:
@@ -133,3 +155,8 @@ class Cost:
         else:
             wait = min((1 + bool(len(step.draft))) * state.resting[origin].wait, _LONGEST)
             state.resting[origin] = _Rest(state.rounds + wait, wait)
+
+
+def _lost(terms: Terms, nodes: int, more: float) -> float:
+    """Tokens that plain decoding had made in the time that scoring `nodes` takes longer, and `more` seconds."""
+    return terms.base * ((terms.rounds[nodes] + more) / terms.rounds[0] - 1)
