@@ -349,7 +349,10 @@ def test_expected_rate_is_the_theory_for_a_chain():
 
 def test_in_company_a_request_drafts_only_what_pays_for_all():
     """Rows beside eight others cost what they cost alone, but a token more is then a smaller gain."""
-    controller, terms = auto(depth=4), []
+    record, terms = Record(), []
+    for _ in range(50):
+        record.add(stepped(1, 1))
+    controller = auto(depth=4, record=record)
     for requests in (1, 8):
         state = controller.init()
         state = controller.update(state, stepped(0, 0, rows=2 * requests, requests=requests))
