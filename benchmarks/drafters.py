@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--draft", help="a draft model, for auto and Hugging Face's assisted generation")
     parser.add_argument("--draft-vocabulary", type=int)
-    parser.add_argument("--quantization", choices=["int8"])
+    parser.add_argument("--quantization", choices=["int8", "int4"])
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--prompts", type=Path, default=DEFAULT)
     parser.add_argument("--count", type=int, default=60)

@@ -71,7 +71,7 @@ def test_a_model_draws_as_its_rule_takes_it():
         ({"method": "ngram", "suffix_corpus": "."}, "suffix_corpus: '.' is not used by method 'ngram'"),
         ({"method": "ngram", "model": "x"}, "model: 'x' is not used by method 'ngram'"),
         ({"draft_vocabulary": 5}, "draft_vocabulary: 5 is not used by method 'auto'"),
-        ({"quantization": "int4", **MODEL}, "quantization: 'int4' is unknown; known are int8"),
+        ({"quantization": "fp8", **MODEL}, "quantization: 'fp8' is unknown; known are int8, int4"),
         ({"method": "ngram", "tree": "4x2"}, "tree: '4x2' is not used by method 'ngram', which drafts chains"),
         ({"tree": "2", "vocabulary": "slem", **MODEL}, "tree: '2' is not used by method 'draft_model'"),
         ({"method": "none", "controller": "cost"}, "controller: 'cost' is not used by method 'none'"),

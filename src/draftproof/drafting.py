@@ -23,7 +23,7 @@ from .drafters import (
 from .drafters.corpus import SuffixCorpus, corpus_of
 from .models.load import Loaded
 from .models.narrow import NarrowTarget
-from .models.quantised import to_int8
+from .models.quantised import quantise
 from .speculation import SpeculativeConfig
 from .vocabularies import Speller, relation, unnamed
 
@@ -147,7 +147,7 @@ def _lightened(config: SpeculativeConfig, draft: Loaded) -> Loaded:
     if config.draft_vocabulary is not None:
         target = NarrowTarget(target, min(config.draft_vocabulary, target.vocab_size))
     if config.quantization is not None:
-        to_int8(target)
+        quantise(target, config.quantization)
     return replace(draft, target=target)
 
 

@@ -13,7 +13,7 @@ from .sampling import check_integer
 
 METHODS = ("auto", "ngram", "suffix", "draft_model", "early_exit", "combined", "none")
 CONTROLS = ("fixed", "threshold", "cost")
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "int4")
 VOCABULARIES = ("auto", "same", "tli", "slem")
 
 _USUAL_DEPTH, _DEEPEST = 5, 16
@@ -43,7 +43,8 @@ class SpeculativeConfig:
     while more requests than this run at once. prompt_lookup_max, prompt_lookup_min: n-gram sizes. suffix_corpus: a
     folder of texts to look suffixes up in, too; suffix_cache: earlier answers (under the coupled rule, where they
     cannot change a text). vocabulary: how to draft with another tokenizer ("tli", "slem"). draft_vocabulary: the draft
-    model proposes ids below this alone, which makes its steps cheaper, as does quantization "int8" of its weights.
+    model proposes ids below this alone, which makes its steps cheaper, as does quantization ("int8", "int4") of its
+    weights.
     verify: the rule; "coupled" keeps the text of a seed. allow_lossy: admit rules that change what the model says.
     """
 

@@ -46,7 +46,8 @@ SuffixCorpus = Annotated[
     str | None, _Option(metavar="FOLDER", help="Texts in which suffixes are looked up, besides the request's own.")
 ]
 DraftQuantization = Annotated[
-    str | None, _Option(help="int8: the draft model's weights in 8 bits. Quicker steps, a few hits fewer; on a CPU.")
+    str | None,
+    _Option(help="int8 or int4: the draft model's weights in 8 or 4 bits. Quicker steps, a few hits fewer; on a CPU."),
 ]
 DraftVocabulary = Annotated[
     int | None, _Option(help="The draft model proposes token ids below this alone: quicker steps, fewer hits.")
