@@ -64,9 +64,9 @@ def main() -> None:
         configs = [{"method": "early_exit", "early_exit_layers": layers} for layers in args.layers]
     prompts = [plain.encode(text) for text in first_turns(args.prompts, args.count)]
     for config in configs:
-        llms = {
-            k: plain.speculating(config | {"num_speculative_tokens": k, "suffix_cache": False}) for k in args.depths
-        }
+        if config["method"] == "suffix":
+            config |= {"suffix_cache": False}
+        llms = {k: plain.speculating(config | {"num_speculative_tokens": k}) for k in args.depths}
         first = next(iter(llms.values()))._drafting
         models = {"model": first.draft.target} if first.draft is not None else {}
         if config["method"] == "early_exit":

@@ -2,9 +2,12 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
+from draftproof import __version__
 from draftproof.cli.app import run
 from draftproof.rules import NEEDS, RULES
 from tests.folders import make_folder
@@ -243,3 +246,10 @@ def test_a_wrong_option_is_named_before_a_model_is_loaded(words, line, capsys):
     assert line in err
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_the_package_runs_as_a_module():
+    found = subprocess.run(
+        [sys.executable, "-m", "draftproof", "--version"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == f"draftproof {__version__}\n"

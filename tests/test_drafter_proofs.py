@@ -12,10 +12,11 @@ from draftproof.audit import cases
 from draftproof.audit.cases import OWN, PAIRS, WIDTHS, Case, deviation_of
 from draftproof.audit.exact import LoopCase, paths, steps_of
 from draftproof.audit.toys import ShallowTable, Spread
-from draftproof.base import Chance, Draft, Kind, Load, Plan, Step
+from draftproof.base import Chance, Draft, Kind, Load, Step
 from draftproof.control import Cost, Costs, Fixed, Threshold
 from draftproof.drafters import CombinedDrafter, EarlyExitDrafter, ModelDrafter
 from draftproof.models.table import TableTarget
+from draftproof.plan import Plan
 from draftproof.rules import RULES, why_not
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftproof.base import Chance, Context, Draft, Drafter, Key, Kind, Plan, Purpose, token_key
+from draftproof.base import Chance, Context, Draft, Drafter, Key, Kind, Purpose, token_key
 from draftproof.chance import PhiloxChance
 from draftproof.control import Fixed
 from draftproof.drafters import CombinedDrafter, ModelDrafter, NGramDrafter, NoDrafter, SuffixDrafter
 from draftproof.models.table import TableTarget, hashed_logits
+from draftproof.plan import Plan
 from draftproof.sampling import SamplingParams, law_of
 from tests.toys import decoded
 

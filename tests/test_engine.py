@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draftproof.audit.toys import Eager, Moody, chooser
-from draftproof.base import Controller, Drafter, Kind, Plan, Step
+from draftproof.base import Controller, Drafter, Kind, Step
 from draftproof.chance import PhiloxChance
 from draftproof.commit import Output
 from draftproof.control import Fixed
@@ -19,6 +19,7 @@ from draftproof.engine import Engine, EngineConfig
 from draftproof.loop import decode
 from draftproof.memory import KVMemory
 from draftproof.models.table import TableTarget, hashed_logits
+from draftproof.plan import Plan
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
 from draftproof.seats import Request

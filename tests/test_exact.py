@@ -36,8 +36,9 @@ from draftproof.audit.exact import (
     paths,
     target_law,
 )
-from draftproof.base import Context, Plan
+from draftproof.base import Context
 from draftproof.control import Fixed
+from draftproof.plan import Plan
 from draftproof.rules import NEEDS, RULES, why_not
 from tests.toys import Watched
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftproof.audit.exact import LoopCase, deviation, emitted_law, fractions_row, target_law
 from draftproof.audit.toys import Edited, chooser, chosen, coupled_grower, exact_table, grower, independent
-from draftproof.base import ROOT, Context, Draft, Drafter, Kind, Plan, Row
+from draftproof.base import ROOT, Context, Draft, Drafter, Kind, Row
 from draftproof.chance import PhiloxChance
 from draftproof.commit import Output
 from draftproof.control import Fixed
@@ -29,6 +29,7 @@ from draftproof.kernels.lazy import KernelChance, fused, raw_law_of
 from draftproof.laws import total
 from draftproof.loop import decode
 from draftproof.models.table import TableTarget, hashed_logits
+from draftproof.plan import Plan
 from draftproof.processors import chain_of
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, StructuredOutputsParams, law_of

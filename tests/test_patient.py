@@ -10,11 +10,12 @@ import pytest
 
 from draftproof.audit.exact import LoopCase, deviation, emitted_law, identity_law, target_law
 from draftproof.audit.toys import Siblings, Text, chooser, chosen, distinct, exact_table, grower, independent, up_to
-from draftproof.base import Draft, Key, Kind, Plan, Row
+from draftproof.base import Draft, Key, Kind, Row
 from draftproof.chance import PhiloxChance
 from draftproof.control import Fixed
 from draftproof.drafters import ModelDrafter
 from draftproof.models.table import TableTarget
+from draftproof.plan import Plan
 from draftproof.rules import RULES
 from draftproof.rules.patient import patient
 from draftproof.sampling import AdjustError

@@ -10,7 +10,8 @@ import pytest
 from draftproof.audit import toys
 from draftproof.audit.cases import DRAFTINGS, Case, cases_for
 from draftproof.audit.exact import Laws, fractions_row, identity_law, law_of_result, paths, steps_of
-from draftproof.base import Context, Kind, Plan, Rule
+from draftproof.base import Context, Kind, Rule
+from draftproof.plan import Plan
 from draftproof.rules import RULES
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftproof.base import BINS, ROOT, Context, Draft, Kind, Plan, Terms
+from draftproof.base import ROOT, Context, Draft, Kind
 from draftproof.chance import PhiloxChance
 from draftproof.commit import Output
 from draftproof.control import Fixed
@@ -32,10 +32,11 @@ from draftproof.drafters.suffix import (
     SuffixDrafter,
     escape,
 )
-from draftproof.drafters.worth import bin_of, trusted
+from draftproof.drafters.worth import BINS, bin_of, trusted
 from draftproof.engine import Engine, EngineConfig
 from draftproof.memory import KVMemory
 from draftproof.models.table import TableTarget, hashed_logits
+from draftproof.plan import Plan, Terms
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
 from draftproof.seats import Request

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from draftproof.audit import toys
 from draftproof.audit.exact import fractions_row, paths
-from draftproof.base import Context, Plan, Row, token_key
+from draftproof.base import Context, Row, token_key
 from draftproof.chance import PhiloxChance
+from draftproof.plan import Plan
 from draftproof.rules import RULES
 from draftproof.theory import (
     acceptance_report,

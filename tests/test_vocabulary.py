@@ -19,7 +19,7 @@ from draftproof import vocabularies
 from draftproof.audit.cases import checked
 from draftproof.audit.exact import LoopCase, deviation, emitted_law, target_law
 from draftproof.audit.toys import Eager, Moody, exact_table, up_to
-from draftproof.base import Context, Draft, Keeper, Kind, Plan, Row, Step
+from draftproof.base import Context, Draft, Keeper, Kind, Row, Step
 from draftproof.chance import PhiloxChance
 from draftproof.commit import Output
 from draftproof.control import Fixed
@@ -29,6 +29,7 @@ from draftproof.engine import Engine, EngineConfig
 from draftproof.kernels.lazy import KernelChance, fused, raw_law_of
 from draftproof.memory import KVMemory
 from draftproof.models.table import TableTarget, hashed_logits
+from draftproof.plan import Plan
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
 from draftproof.seats import Request

@@ -7,21 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from draftproof.audit.toys import Table
-from draftproof.base import (
-    Chance,
-    Controller,
-    Drafter,
-    Key,
-    Kind,
-    Law,
-    Load,
-    Plan,
-    Row,
-    Rule,
-    Step,
-    Target,
-    token_key,
-)
+from draftproof.base import Chance, Controller, Drafter, Key, Kind, Law, Load, Row, Rule, Step, Target, token_key
 from draftproof.commit import Output
 from draftproof.control import Fixed
 from draftproof.drafters import NGramDrafter
@@ -30,6 +16,7 @@ from draftproof.engine import Engine, EngineConfig
 from draftproof.loop import decode
 from draftproof.memory import KVMemory
 from draftproof.models.table import TableTarget
+from draftproof.plan import Plan
 from draftproof.rules import NEEDS, RULES, why_not
 from draftproof.sampling import SamplingParams, law_of
 from draftproof.seats import Request

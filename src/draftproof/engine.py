@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
-from .base import Draft, Feed, Judge, Load, Plan, Round, Scores, Step, Target, Verdict
+from .base import Draft, Feed, Judge, Load, Round, Scores, Step, Target, Verdict
 from .commit import commit
 from .loop import Laps, LazyRows, note_prompt, wanted_of_prompt
 from .memory import KVMemory
+from .plan import Plan
 from .sampling import check_integer
 from .seats import Counts, Request, Seat, Seats, keeper_of
 

@@ -13,12 +13,13 @@ from functools import partial
 
 import numpy as np
 
-from ..base import ROOT, Chance, Context, Draft, Drafter, Kind, Plan, Row, Rule, Verdict
+from ..base import ROOT, Chance, Context, Draft, Drafter, Kind, Row, Rule, Verdict
 from ..control import Fixed
 from ..drafters import CombinedDrafter, EarlyExitDrafter, ModelDrafter, NGramDrafter, NoDrafter, SuffixDrafter
 from ..drafters.suffix import SuffixCorpus
 from ..laws import total
 from ..models.table import TableTarget
+from ..plan import Plan
 from ..rules import why_not
 from ..trees import children, path_to, require_path
 from . import toys

@@ -10,9 +10,10 @@ from itertools import count
 
 import numpy as np
 
-from ..base import ROOT, Chance, Context, Draft, Drafter, Key, Kind, Load, Plan, Purpose, Row, Session, Step, token_key
+from ..base import ROOT, Chance, Context, Draft, Drafter, Key, Kind, Load, Purpose, Row, Session, Step, token_key
 from ..laws import leading, total, without
 from ..models.table import TableSession, TableTarget
+from ..plan import Plan
 from ..trees import depths, path_to
 from .exact import fractions_row
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..base import Load, Plan, Step, Terms
+from ..base import Load, Step
 from ..drafters.outlook import expected_rate
+from ..plan import Plan, Terms
 from ..trees import leaves_of
 from .costs import Costs
 from .fixed import planned
@@ -22,8 +23,8 @@ _PROBE = 32  # rounds until a drafter that was switched off is tried again; twic
 _LONGEST = 16 * _PROBE
 _LOOK = 4  # rounds between two looks at what drafters are expected to bring
 _NODES = 23  # most of them: with the committed token's row three times eight
-_PLENTY = 1.25  # what promises less than this may lose no more than it brought before, and
-_ALLOWANCE = 0.02  # tokens a round: so no answer, however short, is much slower than plain decoding
+_PLENTY = 1.25  # drafters that promise less may lose no more than they brought before and an allowance:
+_ALLOWANCE = 0.02  # tokens a round. So no answer, however short, is much slower than plain decoding
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class Cost:
         return _State(Record(self._record))
 
     def plan(self, state: _State, load: Load) -> Plan:
+        state.terms = state.trying = None
         plan = planned(load, self._depth, self._widths, self._most_requests, len(self._origins))
         if plan.depth == 0:
             return plan
@@ -87,22 +89,29 @@ class Cost:
         state.terms = terms
         if due:
             return Plan(min(2, plan.depth), (), 2, frozenset(due[:1]), why=f"trying {due[0]} again")
-        best = max(gains, key=lambda origin: gains[origin])
+        best = max(awake or gains, key=lambda origin: gains[origin])
         if not awake:
             return Plan(why=f"off: expected {gains[best]:.2f}x")
         why = f"{best}: expected {gains[best]:.2f}x"
+        widths = self._widths
         if gains[best] < _PLENTY:
-            nodes = self._affordable(state, terms, awake)
+            nodes, widths = self._affordable(state, terms, awake)
         if nodes == 0:
             return Plan(why=f"off: {best} brought too little yet to risk a round on {gains[best]:.2f}x")
-        return Plan(plan.depth, self._widths, nodes, frozenset(awake), terms, why)
+        return Plan(plan.depth, widths, nodes, frozenset(awake), terms, why)
 
-    def _affordable(self, state: _State, terms: Terms, awake: Sequence[str]) -> int:
-        """Nodes that may all be refused without losing more than was brought before. Fewer than that cost less."""
-        level = max((terms.levels.get(origin, 0.0) for origin in awake), default=0.0)
+    def _affordable(self, state: _State, terms: Terms, awake: Sequence[str]) -> tuple[int, tuple[int, ...]]:
+        """Nodes that may all be refused without losing more than was brought before, and how wide they may stand: as a
+        chain where that allows more of them than a tree, whose leaves cost."""
+        level = sum(terms.levels.get(origin, 0.0) for origin in awake)
         purse = state.ahead + _ALLOWANCE * (state.rounds + 1)
-        lost = [_lost(terms, n, n * level) for n in range(len(terms.rounds))]
-        return max(n for n, tokens in enumerate(lost) if n == 0 or tokens <= purse)
+
+        def most(leaves: int | None) -> int:
+            lost = (_lost(terms, n, leaves or n, n * level) for n in range(len(terms.rounds)))
+            return max(n for n, tokens in enumerate(lost) if n == 0 or tokens <= purse)
+
+        chain, tree = most(1), most(None)
+        return (chain, ()) if chain > tree else (tree, self._widths)
 
     def _gains(self, state: _State, terms: Terms, plan: Plan) -> dict[str, float]:
         """What each drafter is expected to bring, against plain decoding. It changes slowly: not asked every round."""
@@ -135,9 +144,8 @@ class Cost:
         state.record.add(step)
         state.rounds += 1
         if state.terms is not None and len(step.draft) < len(state.terms.rounds):
-            level = max((state.terms.levels.get(origin, 0.0) for origin in step.draft.origin), default=0.0)
-            more = max(leaves_of(step.draft.parents) - 1, 0) * state.terms.branch + levels_of(step) * level
-            state.ahead += step.accepted - _lost(state.terms, len(step.draft), more)
+            leaves, drafting = leaves_of(step.draft.parents), _drafting(state.terms, step)
+            state.ahead += step.accepted - _lost(state.terms, len(step.draft), leaves, drafting)
         state.others = min(step.rows / max(step.requests, 1), 1 + _NODES)
         state.tokens += 0.1 * (len(step.tokens) - state.tokens)
         if state.trying is not None:
@@ -157,6 +165,15 @@ class Cost:
             state.resting[origin] = _Rest(state.rounds + wait, wait)
 
 
-def _lost(terms: Terms, nodes: int, more: float) -> float:
-    """Tokens that plain decoding had made in the time that scoring `nodes` takes longer, and `more` seconds."""
-    return terms.base * ((terms.rounds[nodes] + more) / terms.rounds[0] - 1)
+def _lost(terms: Terms, nodes: int, leaves: int, drafting: float) -> float:
+    """Tokens that plain decoding had made in the time that drafting took and that the round takes longer for it."""
+    seconds = terms.rounds[nodes] + max(leaves - 1, 0) * terms.branch + drafting
+    return terms.base * (seconds / terms.rounds[0] - 1)
+
+
+def _drafting(terms: Terms, step: Step) -> float:
+    """This request's part of the seconds that drafting took, what was thrown away included. In the first round that
+    would count a draft model's reading of the prompt, which is paid for once: there, what its levels usually take."""
+    if "prefill" not in step.seconds:
+        return step.seconds.get("propose", 0.0) / max(step.requests, 1)
+    return sum(seconds * levels_of(step, origin) for origin, seconds in terms.levels.items())

@@ -37,11 +37,15 @@ class Costs:
         self._branch = branch
         self._levels = {origin: deque([seconds], _KEPT) for origin, seconds in (levels or {}).items()}
         self._measured: dict[int, dict[int, deque[float]]] = {}  # by bucket of context, then rows
+        self._told: tuple[float, ...] = ()  # the last round
         self._curves: dict[int, tuple[Curve, float]] = {}  # what follows, until the next measurement
 
     def add(self, step: Step, models: frozenset[str]) -> None:
         """A round that was measured. models: origins whose drafting takes time worth counting."""
-        spent = sum(step.seconds.get(phase, 0.0) for phase in ("forward", "verify", "commit"))
+        told = step.rows, *(step.seconds.get(phase, 0.0) for phase in ("propose", "forward", "verify", "commit"))
+        if step.requests > 1 and told == self._told:  # the same round, of another of its requests
+            return
+        self._told, spent = told, sum(told[2:])
         spent -= self.branch(step.draft.root) * max(leaves_of(step.draft.parents) - 1, 0)
         if step.rows and spent > 0 and "prefill" not in step.seconds:
             bucket = self._measured.setdefault(bucket_of(step.draft.root), {})
@@ -50,7 +54,7 @@ class Costs:
         origins = models & set(step.draft.origin)
         if len(origins) == 1:
             (origin,) = origins
-            each = step.seconds.get("propose", 0.0) / max(levels_of(step), 1)
+            each = step.seconds.get("propose", 0.0) / levels_of(step, origin)
             if each > 0:
                 self._levels.setdefault(origin, deque(maxlen=_KEPT)).append(each)
 

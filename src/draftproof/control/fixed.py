@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..base import Load, Plan, Step
+from ..base import Load, Step
+from ..plan import MOST_NODES, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +42,4 @@ def planned(load: Load, depth: int, widths: tuple[int, ...], most_requests: int 
         return Plan(why=f"off: more than {most_requests} requests")
     left = max(load.remaining - 1, 0)
     each = Plan(min(depth, left), widths)
-    return replace(each, max_nodes=min(left, drafters * each.nodes))
+    return replace(each, max_nodes=min(left, drafters * each.nodes, MOST_NODES))

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from ..base import ROOT, Step
 from ..drafters.outlook import places_of
-from ..drafters.worth import bin_of
+from ..drafters.worth import UNSEEN, bin_of
 
-RANKS, LEVELS = 4, 3  # that are told apart; later ones count with the last
+RANKS, LEVELS = len(UNSEEN), 3  # that are told apart; later ones count with the last
 _CENTRES = (0.05, 0.12, 0.22, 0.4, 0.6, 0.78, 0.9, 0.97)  # of the classes: what a drafter's word counts for at first
-_MEANS = (0.6, 0.15, 0.07, 0.04)  # by rank: the same of a drafter that was never seen
 _WEIGHT = 4.0  # observations that a prior counts as
 
 Place = tuple[str, int, int, int | None]
@@ -53,12 +52,12 @@ class Record:
             return self._prior.share(place)
         if level > 0:
             return self.share((origin, level - 1, rank, each))
-        return _MEANS[rank] if each is None else _CENTRES[each]
+        return UNSEEN[rank] if each is None else _CENTRES[each]
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """A `base.Trust`: of one drafter in a record."""
+    """A `plan.Trust`: of one drafter in a record."""
 
     record: Record
     origin: str

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..base import Load, Plan, Step
+from ..base import Load, Step
+from ..plan import Plan
 from ..trees import depths
 from .fixed import planned
 
@@ -74,6 +75,7 @@ class Threshold:
         return replace(state, idle=0, wait=min(2 * state.wait, 16 * self.probe))
 
 
-def levels_of(step: Step) -> int:
-    """How deep its draft was."""
-    return max(depths(step.draft.parents), default=0)
+def levels_of(step: Step, origin: str | None = None) -> int:
+    """How deep its draft was; of one drafter: how deep its nodes lie."""
+    places = zip(depths(step.draft.parents), step.draft.origin, strict=True)
+    return max((depth for depth, each in places if origin in (None, each)), default=0)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..base import ROOT, Chance, Context, Draft, Drafter, Keeper, Kind, Plan, Session
+from ..base import ROOT, Chance, Context, Draft, Drafter, Keeper, Kind, Session
+from ..plan import Plan
 from .grow import without_request
 from .outlook import expected_rate, paying, reaches_of, worthwhile
 

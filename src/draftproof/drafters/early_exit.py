@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from ..base import Chance, Context, Draft, Kind, Plan, Session, Target
+from ..base import Chance, Context, Draft, Kind, Session, Target
+from ..plan import Plan
 from .grow import Growing, grow
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..base import ROOT, Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose, Row, Session, Target, token_key
+from ..base import ROOT, Chance, Context, Draft, Feed, Key, Kind, Purpose, Row, Session, Target, token_key
 from ..laws import fit, leading, total, without
+from ..plan import Plan
 from ..sampling import AdjustError
 from ..trees import path_to
 from .outlook import worthwhile

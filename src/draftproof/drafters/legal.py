@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..base import ROOT, Chance, Context, Draft, Drafter, Kind, Plan, Session
+from ..base import ROOT, Chance, Context, Draft, Drafter, Kind, Session
+from ..plan import Plan
 
 Allowed = Callable[[Sequence[int], Draft], Sequence[bool]]
 """(committed tokens, a draft after them) -> of each node, whether it and all above it are allowed: `Grammar.legal`."""

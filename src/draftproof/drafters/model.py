@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..base import Chance, Context, Draft, Feed, Kind, Plan, Session, Target
+from ..base import Chance, Context, Draft, Feed, Kind, Session, Target
+from ..plan import Plan
 from ..trees import follow
 from .grow import Growing, grow, without_request
 

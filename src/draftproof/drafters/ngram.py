@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..base import Chance, Context, Draft, Kind, Plan
+from ..base import Chance, Context, Draft, Kind
+from ..plan import Plan
 from .outlook import paying
 
 _SURE = (0.4, 0.6, 0.75, 0.85)

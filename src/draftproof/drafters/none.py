@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..base import Chance, Context, Draft, Plan
+from ..base import Chance, Context, Draft
+from ..plan import Plan
 
 
 @dataclass(slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..base import ROOT, Draft, Kind, Plan, Terms
+from ..base import ROOT, Draft, Kind
+from ..plan import Plan, Terms
 from ..trees import depths
 from .worth import trusted
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import itemgetter
 
-from ..base import ROOT, Chance, Context, Draft, Kind, Plan, Terms
+from ..base import ROOT, Chance, Context, Draft, Kind
+from ..plan import Plan, Terms
 from .corpus import SuffixCorpus
 from .occurrences import Occurrences, Place
 from .outlook import worthwhile

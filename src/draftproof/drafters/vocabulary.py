@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ..base import Chance, Context, Draft, Feed, Key, Kind, Plan, Purpose, Row, Session, Target, token_key
+from ..base import Chance, Context, Draft, Feed, Key, Kind, Purpose, Row, Session, Target, token_key
+from ..plan import Plan
 from ..processors import common
 from ..vocabularies import Retold, Tokens, restrict_logits, sure, with_ends
 from .grow import without_request

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from ..base import Trust
+from ..plan import Trust
 
 EDGES = (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95)
-"""Where one class of confidence (there are BINS) ends and the next begins. Finer near 0 and 1, where a chain of tokens
+"""Where one class of confidence ends and the next begins. Finer near 0 and 1, where a chain of tokens
 is won or lost: five tokens of 0.97 all come true 86 times in 100, five of 0.9 only 59 times."""
 
-_UNKNOWN = (0.6, 0.15, 0.05)
-"""Acceptance by rank among siblings, of a drafter that has not been seen yet."""
+BINS = len(EDGES) + 1
+"""Classes of confidence for which acceptances are kept apart."""
+
+UNSEEN = (0.6, 0.15, 0.07, 0.04)
+"""Acceptance by rank among siblings, of a drafter that has not been seen yet. Later ranks count with the last."""
 
 
 def bin_of(confidence: float) -> int:
@@ -31,4 +34,4 @@ def trusted(trust: Trust | None, level: int, rank: int, confidence: float | None
     """
     if trust is not None:
         return trust.share(level, rank, confidence)
-    return _UNKNOWN[min(rank, len(_UNKNOWN) - 1)] if confidence is None else confidence
+    return UNSEEN[min(rank, len(UNSEEN) - 1)] if confidence is None else confidence

@@ -15,7 +15,7 @@ from math import prod
 
 import torch
 
-from ..base import MOST_NODES
+from ..plan import MOST_NODES
 
 _NO_RESERVE = 0x4000  # MAP_NORESERVE, which Python's module does not name before 3.13
 PAGE = mmap.PAGESIZE

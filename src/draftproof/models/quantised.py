@@ -1,7 +1,7 @@
 """A draft model in 8 or 4 bits: its steps wait for memory, and there is that much less of it to read.
 
 What a draft model guesses is verified, so rounding its weights costs hits and never a wrong token. Products and all
-else stay in bfloat16.
+else stay in bfloat16. Weights are padded to outputs in multiples of 32: with others torch's products end the process.
 """
 
 from __future__ import annotations
@@ -22,29 +22,27 @@ _GROUP = 32
 
 
 class Int8Linear(nn.Module):
-    """y = (W8 · x)·scale + bias, [.., k] -> [.., n]. weight: int8 [n, k]; scale: bfloat16 [n]."""
+    """y = (W8 · x)·scale + bias, [.., k] -> [.., n]. weight: int8 [n, k]; scale: bfloat16 [n]; n padded to 32s."""
 
     weight: torch.Tensor
     scale: torch.Tensor
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        weight = linear.weight.detach().float()
-        scale = weight.abs().amax(1).clamp(min=1e-12) / 127
+        weight = _padded(linear)
+        scale = (weight.abs().amax(1).clamp(min=1e-12) / 127).bfloat16()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.register_buffer("weight", (weight / scale[:, None]).round().to(torch.int8))
-        self.register_buffer("scale", scale.bfloat16())
+        self.register_buffer("weight", (weight / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8))
+        self.register_buffer("scale", scale)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone(), requires_grad=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        rows = input.reshape(-1, self.in_features)
+        rows = input.reshape(-1, self.in_features).contiguous()
         if len(rows) <= _FEW:
             y = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale)
         else:
             y = torch.mm(rows, self.weight.to(rows.dtype).t()) * self.scale
-        if self.bias is not None:
-            y = y + self.bias
-        return y.view(*input.shape[:-1], self.out_features)
+        return _shaped(y, self.out_features, self.bias, input)
 
 
 class Int4Linear(nn.Module):
@@ -60,37 +58,56 @@ class Int4Linear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.linear, self.in_features, self.out_features = linear, linear.in_features, linear.out_features
-        weight = linear.weight.detach().float().reshape(self.out_features, -1, _GROUP)
+        weight = _padded(linear)
+        size, weight = weight.shape, weight.reshape(len(weight), -1, _GROUP)
         least, most = weight.amin(2), weight.amax(2)
         step = ((most - least) / 15).clamp(min=1e-9).bfloat16()
         middle = (least + 8 * step.float()).bfloat16()
         steps = ((weight - middle.float()[..., None]) / step.float()[..., None]).round().clamp(-8, 7) + 8
-        flat = steps.to(torch.int32).reshape(self.out_features, self.in_features)
+        flat = steps.to(torch.int32).reshape(size)
         self.register_buffer("packed", torch.ops.aten._convert_weight_to_int4pack_for_cpu(flat, 1))
         self.register_buffer("groups", torch.stack((step, middle), 2).transpose(0, 1).contiguous())
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        rows = input.reshape(-1, self.in_features)
+        rows = input.reshape(-1, self.in_features).contiguous()
         if len(rows) > _FEW:
             return self.linear(input)
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, _GROUP, self.groups)
-        if self.linear.bias is not None:
-            y = y + self.linear.bias
-        return y.view(*input.shape[:-1], self.out_features)
+        return _shaped(y, self.out_features, self.linear.bias, input)
+
+
+def _padded(linear: nn.Linear) -> torch.Tensor:
+    """Its weights, with rows of zeros to a multiple of 32."""
+    weight = linear.weight.detach().float()
+    return nn.functional.pad(weight, (0, 0, 0, -len(weight) % 32))
+
+
+def _shaped(y: torch.Tensor, outputs: int, bias: torch.Tensor | None, input: torch.Tensor) -> torch.Tensor:
+    y = y[:, :outputs] if bias is None else y[:, :outputs] + bias
+    return y.reshape(*input.shape[:-1], outputs)
 
 
 LINEARS = {"int8": Int8Linear, "int4": Int4Linear}
 
 
 def quantise(target: HFTarget, to: str) -> None:
-    """Change the model of a target that nobody else uses. Its rows are not padded any more: bits do not matter."""
+    """Change the model of a target that nobody else uses. Its rows are not padded any more: a draft's bits change how
+    many tokens are accepted and, but under the coupled rule, which ones are drawn, though not their law."""
     model: Any = target.model
     if model.device.type != "cpu" or model.dtype is not torch.bfloat16:
         raise ValueError(
             f"quantization: {to} is for bfloat16 on a CPU; this draft model is {model.dtype} on {model.device}"
         )
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and module.in_features % 32 == 0 and module.out_features % 32 == 0:
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, LINEARS[to](module))
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    able = [(name, module) for name, module in linear if module.in_features % _GROUP == 0]
+    head = model.get_output_embeddings()
+    rounded = sum(module.weight.numel() for _, module in able if module is not head)
+    if rounded < model.num_parameters(exclude_embeddings=True) / 2:
+        raise ValueError(
+            f"quantization: {to} rounds linear layers with inputs in multiples of {_GROUP}; {type(model).__name__} has "
+            "too few of them; leave it out"
+        )
+    for name, module in able:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, LINEARS[to](module))
     target.plan = LAW_PLAN
