@@ -401,6 +401,22 @@ def test_what_promises_little_never_loses_more_than_two_in_a_hundred_of_any_answ
     assert controller.plan(state, Load(10, 100)).nodes > 7, "what was brought may be risked"
 
 
+def test_no_draft_makes_the_forward_of_a_prompt_a_block_longer():
+    costs = Costs(4, {1: 1.0, 24: 1.0}, wide=64)
+    controller = Cost(["suffix"], costs=costs)
+    beside = {n: controller.plan(controller.init(), Load(n, 100, 1, n)) for n in (2, 60, 64, 65, 127, 128)}
+    assert {n: plan.nodes if plan.depth else 0 for n, plan in beside.items()} == {
+        2: 16,
+        60: 4,
+        64: 0,
+        65: 16,
+        127: 1,
+        128: 0,
+    }
+    assert controller.plan(controller.init(), Load(64, 100)).nodes == 16, "the prompt was read before"
+    assert Costs(1).beside_prompt(64, 5) == 5, "where nothing is padded"
+
+
 def test_drafting_that_came_to_nothing_is_a_loss_too():
     """The model ran three levels and none was worth scoring. Its first round read the prompt: that is paid for once."""
     costs = Costs(4, {1: 1.0, 4: 1.0}, {"model": 0.001})

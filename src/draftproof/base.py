@@ -360,6 +360,7 @@ class Load:
     context: int  # committed tokens
     remaining: int  # tokens that may still be emitted
     requests: int = 1  # that share the round
+    pending: int = 1  # committed tokens that the round reads: more than the last one where a prompt ends in it
 
 
 @runtime_checkable

@@ -53,7 +53,8 @@ def calibrated(
             branch = max(_seconds(target.target, 9, _BUSHY) - _seconds(target.target, 9), 0.0) / 3
         known = rounds, levels, branch
         _write(file, known)
-    return Costs(target.target.plan.multiple, *known)
+    plan = target.target.plan
+    return Costs(plan.multiple, *known, wide=plan.wide)
 
 
 def _seconds(model: Target, rows: int, parents: tuple[int, ...] | None = None) -> float:

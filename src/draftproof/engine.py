@@ -196,20 +196,17 @@ class Engine:
     def _turns(self) -> list[_Turn]:
         """Who is fed what: all who decode, with their drafts, then texts in the rows that are left, at least a quarter
         of a round's."""
-        turns, behind = [], []
-        for seat, plan in [(seat, self._plan(seat)) for seat in list(self._seats.running)]:
-            if plan is None or not seat.runs:
-                continue
-            if self._seats.missing(seat) > 1:
-                behind.append((seat, plan))
-            elif self._grow(seat, len(seat.history) + plan.nodes):
+        turns, running = [], list(self._seats.running)
+        behind = [seat for seat in running if self._seats.missing(seat) > 1]
+        for seat, plan in [(seat, self._plan(seat)) for seat in running if seat not in behind]:
+            if plan is not None and seat.runs and self._grow(seat, len(seat.history) + plan.nodes):
                 turns.append(_Turn(seat, (seat.history[-1],), plan, len(seat.history) - 1))
         self._propose(turns)
         most = self.config.max_num_batched_tokens
         room = max(most - sum(turn.rows for turn in turns), -(-most // 4))
         pieces = []
-        for seat, plan in behind:
-            turn = self._piece(seat, plan, room) if room and seat.runs else None
+        for seat in behind:
+            turn = self._piece(seat, room) if room and seat.runs else None
             if turn is not None:
                 room -= turn.rows + (turn.plan or Plan()).nodes
                 pieces.append(turn)
@@ -217,12 +214,18 @@ class Engine:
         return [turn for turn in turns + pieces if turn.seat.runs]  # who was taken his memory waits again
 
     def _plan(self, seat: Seat) -> Plan | None:
-        load = Load(len(seat.history), seat.request.output.remaining, len(self._seats.running))
+        pending = self._seats.missing(seat)
+        load = Load(len(seat.history), seat.request.output.remaining, len(self._seats.running), pending)
         return None if seat.held else self._guarded(seat, lambda seat: seat.request.controller.plan(seat.state, load))
 
-    def _piece(self, seat: Seat, plan: Plan, room: int) -> _Turn | None:
+    def _piece(self, seat: Seat, room: int) -> _Turn | None:
         """As much of a text as there is room for; a whole round if that is all of it."""
+        if seat.held:
+            return None
         self._seats.reuse(seat)
+        plan = self._plan(seat)
+        if plan is None:
+            return None
         missing = self._seats.missing(seat)
         at = len(seat.history) - missing
         whole = missing + plan.nodes <= room and not seat.request.notes_prompt

@@ -81,6 +81,10 @@ class Cost:
         if plan.depth == 0:
             return plan
         nodes = min(_NODES, plan.nodes, load.remaining - 1)
+        if load.pending > 1:
+            nodes = self._costs.beside_prompt(load.pending, nodes)
+        if nodes == 0:
+            return Plan(why="off: a row more beside the prompt is a block more")
         terms = self._terms(state, load, nodes)
         gains = self._gains(state, terms, plan)
         awake = [origin for origin in self._origins if self._is_awake(state, origin, gains[origin])]

@@ -22,7 +22,8 @@ class Costs:
 
     step: rows that a forward is padded to a multiple of. rounds: known beforehand, by rows, for short contexts: their
     proportions hold until they are measured, their scale only until anything is. levels: the same of drafters, by
-    origin. branch: what each leaf of a tree but one adds to a round, on the scale of `rounds`.
+    origin. branch: what each leaf of a tree but one adds to a round, on the scale of `rounds`. wide: what the rows of
+    a forward with a prompt are padded to a multiple of.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class Costs:
         rounds: Mapping[int, float] | None = None,
         levels: Mapping[str, float] | None = None,
         branch: float = 0.0,
+        *,
+        wide: int = 1,
     ) -> None:
-        self.step = step
+        self.step, self._wide = step, wide
         self._shape = _rising({self._padded(count): seconds for count, seconds in (rounds or {}).items()})
         self._branch = branch
         self._levels = {origin: deque([seconds], _KEPT) for origin, seconds in (levels or {}).items()}
@@ -60,6 +63,11 @@ class Costs:
 
     def _padded(self, rows: int) -> int:
         return -(-rows // self.step) * self.step
+
+    def beside_prompt(self, pending: int, most: int) -> int:
+        """Nodes, of at most `most`, beside so many rows of a prompt: one more would make the forward read its weights
+        for a whole block of rows again."""
+        return most if self._wide == 1 else min(most, -pending % self._wide)
 
     def level(self, origin: str) -> float | None:
         """Seconds of a level; None if that was never measured. What was drafted and not scored makes a measurement too

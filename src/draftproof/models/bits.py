@@ -63,8 +63,13 @@ class RowPlan:
     query_most: int = 128
     together: bool = True
 
+    @property
+    def wide(self) -> int:
+        """What the rows of a prompt's forward are a multiple of."""
+        return 1 if self.multiple == 1 else _WIDE
+
     def padded(self, rows: int) -> int:
-        step = self.multiple if rows <= NARROW or self.multiple == 1 else _WIDE
+        step = self.multiple if rows <= NARROW else self.wide
         return -(-rows // step) * step
 
     def padded_queries(self, rows: int) -> int:
