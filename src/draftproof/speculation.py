@@ -18,7 +18,7 @@ VOCABULARIES = ("auto", "same", "tli", "slem")
 
 _USUAL_DEPTH, _DEEPEST = 5, 16
 _USUAL_WIDTHS = (3, 2)
-_MOST_NODES = 256  # of a tree that is asked for
+_LARGEST_TREE = 256  # of a tree that is asked for
 
 _USED_BY = (  # option, what it is if nobody asks for it, and the drafter that it is of
     ("draft_vocabulary", None, "draft_model"),
@@ -255,10 +255,10 @@ def widths_of(tree: str | Sequence[int] | None) -> tuple[int, ...]:
         widths = tuple(int(part) for part in parts) if whole else ()
     except (TypeError, ValueError):
         widths = ()
-    if not widths or min(widths) < 1 or len(full_tree(widths, len(widths))) > _MOST_NODES:
+    if not widths or min(widths) < 1 or len(full_tree(widths, len(widths))) > _LARGEST_TREE:
         raise ValueError(
             f"tree: {tree!r} is not allowed; give children a node, level by level, such as 4x2x1, "
-            f"of at most {_MOST_NODES} nodes in all"
+            f"of at most {_LARGEST_TREE} nodes in all"
         )
     return widths
 
@@ -276,6 +276,6 @@ def full_tree(widths: Sequence[int], depth: int) -> tuple[int, ...]:
         first = len(parents)
         parents += [node for node in level for _ in range(width)]
         level = list(range(first, len(parents)))
-        if len(parents) > 2 * _MOST_NODES:
+        if len(parents) > 2 * _LARGEST_TREE:
             break
     return tuple(parents)
