@@ -142,7 +142,8 @@ class SpeculativeConfig:
             _require_known("quantization", self.quantization, QUANTIZATIONS)
         for name, usual, part in _USED_BY:
             if getattr(self, name) != usual and part not in parts:
-                raise ValueError(f"{name}: {getattr(self, name)!r} is not used by method {self.method!r}")
+                value = getattr(self, name)
+                raise ValueError(f"{name}: {value!r} is not used by method {self.method!r}; it goes with {part!r}")
 
         grows = {"suffix", "draft_model", "early_exit"} & set(parts)
         if self.tree is not None and (not grows or self.vocabulary in ("tli", "slem")):
