@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .base import Drafter, Keeper
+from .base import Chance, Draft, Drafter, Keeper, Rule, Verdict, Watch
 from .commit import Output
 from .drafters import CombinedDrafter, Legal
 from .grammar import Grammar
@@ -55,6 +55,17 @@ def drafter_under(grammar: Grammar | None, drafter: Drafter) -> Drafter:
     if isinstance(drafter, CombinedDrafter):
         return drafter.each(lambda part: drafter_under(grammar, part))
     return drafter if isinstance(drafter, Keeper) else Legal(drafter, grammar.legal)
+
+
+def watched(rule: Rule, watch: Watch) -> Rule:
+    """The rule, and somebody who looks on."""
+
+    def judged(draft: Draft, rows: Sequence[Any], chance: Chance) -> Verdict:
+        verdict = rule(draft, rows, chance)
+        watch(draft, rows, verdict)
+        return verdict
+
+    return judged
 
 
 def output_for(params: SamplingParams, prompt: Sequence[int], limit: int, known: Known) -> Output:

@@ -197,6 +197,9 @@ class Verdict:
 Rule = Callable[[Draft, Sequence[Any], Chance], Verdict]
 """Pure. rows[0] is the law after the last committed token, rows[i + 1] the one after node i; read only if needed."""
 
+Watch = Callable[[Draft, Sequence[Any], Verdict], None]
+"""Sees what a rule was asked and what it said, before the cut: for traces with laws, and for bounds."""
+
 Law = Callable[[np.ndarray, Sequence[int]], Any]
 """(logits row, committed and drafted tokens before it) -> the sampling law of that row, a `Row` or a `LazyRow`."""
 

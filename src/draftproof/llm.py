@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from .assemble import Known, chain_for, drafter_under, output_for
+from .assemble import Known, chain_for, drafter_under, output_for, watched
+from .base import Watch
 from .contrasting import ContrastiveConfig
 from .drafting import drafting_for
 from .engine import Engine, EngineConfig
@@ -161,11 +162,18 @@ class LLM:
         return chat_tokens([*messages, {"role": "user", "content": prompt}], tokenizer)
 
     def reply(
-        self, prompt: Prompt, params: SamplingParams | None = None, name: str | None = None, *, index: int | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        name: str | None = None,
+        *,
+        index: int | None = None,
+        watch: Watch | None = None,
     ) -> Reply:
         """A request, ready for `start`, the engine or the oracle, and who follows it. Nothing runs yet.
 
-        prompt: see `inputs.Prompt`. index: which of `params.n` answers, each with noise of its own.
+        prompt: see `inputs.Prompt`. index: which of `params.n` answers, each with noise of its own. watch: is shown
+        every round's draft, laws and verdict; then the round's rule runs apart from its mates'.
         """
         require_params(params)
         target, tokenizer = self.loaded.target, self.loaded.tokenizer
@@ -181,13 +189,14 @@ class LLM:
         form = params.structured_outputs
         grammar = None if form is None else self._grammars.of(form, len(ids))
         chain = chain_for(params, ids, known, None if grammar is None else grammar.mask)
+        rule = fused(self.speculation.verify, params, allow_lossy=self.speculation.allow_lossy)
         request = Request(
             f"#{next(self._numbers)}" if name is None else name,
             ids,
             output_for(params, ids, limit, known),
             drafter_under(grammar, self._drafting.drafter),
             self._drafting.controller(params.temperature),
-            fused(self.speculation.verify, params, allow_lossy=self.speculation.allow_lossy),
+            rule if watch is None else watched(rule, watch),
             raw_law_of(params, chain),
             KernelChance(seed, index or 0),
         )

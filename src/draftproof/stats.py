@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from typing import Any
 
@@ -70,6 +71,11 @@ class Stats:
             self.drafted_per_position.append(0)
             self.accepted_per_position.append(0)
         counts[depth - 1] += 1
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Stats:
+        """What `as_dict` gave; rates are derived anew. KeyError for what is missing."""
+        return cls(**{each.name: copy(record[each.name]) for each in fields(cls)})
 
     @property
     def acceptance_length(self) -> float | None:
