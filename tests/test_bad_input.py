@@ -78,7 +78,7 @@ def no_numbers(feeds: Sequence[Feed]) -> list[Scores]:
 @pytest.mark.usefixtures("unchecked")
 def test_a_draft_that_breaks_is_named(plain, other, monkeypatch):
     fast = plain.speculating({"method": "draft_model", "model": str(other), "num_speculative_tokens": 5})
-    monkeypatch.setattr(fast._drafting.draft.target, "forward", no_numbers)
+    monkeypatch.setattr(fast.drafting.draft.target, "forward", no_numbers)
     with pytest.raises(ValueError, match=r"^draft model .*position 4: logits: .* nan"):
         fast.start([1, 2, 3, 4], SamplingParams(seed=3, max_tokens=60)).result()
 

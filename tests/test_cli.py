@@ -10,6 +10,7 @@ import pytest
 from draftproof import __version__
 from draftproof.cli.app import run
 from draftproof.rules import NEEDS, RULES
+from draftproof.trace import read, summed
 from tests.folders import make_folder
 
 
@@ -56,13 +57,32 @@ def test_no_speculation_drafts_nothing_and_says_so(folder, capsys):
 
 def test_a_trace_holds_one_round_a_line(folder, capsys, tmp_path):
     trace = tmp_path / "trace.jsonl"
-    generate("abcabcabc", "--model", folder, "--json", "--max-tokens", 30, "--temperature", 0, "--trace", trace)
+    words = ("abcabcabc", "--model", folder, "--json", "--max-tokens", 30, "--temperature", 0, "--trace", trace)
+    generate(*words, "--trace-laws", 2)
     answer = json.loads(capsys.readouterr().out)
-    rounds = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert len(rounds) == answer["stats"]["rounds"]
-    assert [token for each in rounds for token in each["tokens"]] == answer["token_ids"]
-    assert sum(each["accepted"] for each in rounds) == answer["stats"]["accepted"]
+    [request] = read(trace).requests
+    assert len(request.rounds) == answer["stats"]["rounds"]
+    assert [token for each in request.rounds for token in each["tokens"]] == answer["token_ids"]
+    assert summed(request).as_dict() == answer["stats"]
+    assert all("laws" in each for each in request.rounds)
     assert list(tmp_path.iterdir()) == [trace]
+
+
+def test_an_interrupt_leaves_the_trace_as_far_as_it_came(folder, capsys, tmp_path, monkeypatch):
+    told = iter(range(3))
+
+    def rendered(delta, colour):
+        if next(told, None) is None:
+            raise KeyboardInterrupt
+        return delta.text
+
+    monkeypatch.setattr("draftproof.cli.generate.rendered", rendered)
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("old")
+    assert generate("abcabcabc", "--model", folder, "--max-tokens", 30, "--seed", 1, "--trace", trace) == 130
+    assert f"the trace as far as it came is in {trace}.part" in capsys.readouterr().err
+    assert trace.read_text() == "old"
+    assert len(read(f"{trace}.part").requests[0].rounds) == 4
 
 
 def test_the_prompt_may_come_from_standard_input(folder, capsys, monkeypatch):
@@ -102,6 +122,8 @@ def test_the_prompt_may_come_from_standard_input(folder, capsys, monkeypatch):
         (["x", "--device", "meta"], "device: 'meta' cannot be used"),
         (["x", "--trace", "/no/such/folder/t.jsonl"], "there is no folder '/no/such/folder'"),
         (["x", "--trace", "/"], "--trace: '/' is a folder"),
+        (["x", "--trace-laws", "2"], "--trace-laws: 2 needs --trace"),
+        (["x", "--trace", "t", "--trace-laws", "0"], "--trace-laws: 0 is not allowed; it must be >= 1"),
         (["x", "--no-speculation", "--draft", "eagle"], "--draft: 'eagle' is unknown"),
         (["x", "--stop", ""], "stop: '' is not allowed"),
         (["x", "--seed", "-1"], "seed: -1 is not allowed"),
@@ -135,9 +157,9 @@ def test_a_trace_follows_links_and_leaves_pipes_and_devices_what_they_are(folder
     for trace in (link, pipe):
         assert generate("ab", "--model", folder, "--max-tokens", 2, "--temperature", 0, "--trace", trace) == 0
     assert link.is_symlink()
-    assert real.read_text().startswith('{"round": 0')
+    assert real.read_text().startswith('{"draftproof_trace": 1')
     assert pipe.is_fifo()
-    assert os.read(reader, 20).startswith(b'{"round": 0')
+    assert os.read(reader, 40).startswith(b'{"draftproof_trace": 1')
     os.close(reader)
 
 

@@ -18,6 +18,8 @@ from draftproof.cli import jobs
 from draftproof.cli.app import run
 from draftproof.control import Fixed
 from draftproof.llm import LLM
+from draftproof.trace import read as read_trace
+from draftproof.trace import summed
 from tests.folders import make_folder
 
 
@@ -186,7 +188,8 @@ def test_a_file_of_another_encoding_is_named_with_its_line(tmp_path, capsys):
     ("words", "line"),
     [
         (["x", "--prompts", "{p}"], "prompt: 'x' and --prompts '{p}' are both given"),
-        (["--prompts", "{p}", "--trace", "t"], "--trace: 't' is not available for many prompts (--prompts) yet"),
+        (["--prompts", "{p}", "--trace", "{p}"], "--trace: '{p}' is that of --prompts too; give another file"),
+        (["--prompts", "{p}", "--output", "o", "--trace", "o.part"], "--trace: 'o.part' is that of --output too"),
         (["--prompts", "{p}", "--json"], "--json: it is for one prompt"),
         (["x", "--output", "o"], "--output: 'o' needs --prompts"),
         (["--prompts", "/no/such/file"], "--prompts: there is no file '/no/such/file'"),
@@ -377,6 +380,33 @@ def test_a_signal_keeps_what_is_finished(names, whole, tmp_path, capsys, at_firs
     assert (used[0].engine.running, used[0].engine.waiting) == (0, 0)
     assert generate(*words) == 0
     same(output, lines)
+
+
+def test_a_trace_holds_what_this_run_answers(names, whole, tmp_path):
+    source, lines = whole
+    output, trace = tmp_path / "o.jsonl", tmp_path / "t.jsonl"
+    part_of(output).write_text("".join(lines[:4]), encoding="utf-8")
+    words = ("--prompts", source, "--output", output, "--max-num-seqs", 2, *names)
+    assert generate(*words, "--trace", trace) == 0
+    answers = {each["id"]: each for each in read(output.read_text(encoding="utf-8"))}
+    requests = read_trace(trace).requests
+    assert {each.name for each in requests} == {"q4", "q5"}
+    for each in requests:
+        assert each.text == answers[each.name]["text"]
+        assert summed(each).as_dict() == answers[each.name]["stats"]
+    same(output, lines)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_the_trace_in_its_part(names, whole, tmp_path, capsys, at_first, number, status):
+    source, _ = whole
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("old")
+    at_first(number)
+    assert generate("--prompts", source, "--trace", trace, "--max-num-seqs", 2, *names) == status
+    assert f"the trace as far as it came is in {part_of(trace)}" in capsys.readouterr().err
+    assert trace.read_text() == "old"
+    assert any(each.end is not None for each in read_trace(part_of(trace)).requests)
 
 
 def test_a_signal_without_an_output_still_shows_what_is_finished(names, whole, capsys, at_first):

@@ -153,16 +153,16 @@ def test_answers_are_remembered_where_they_cannot_change_a_text(plain):
     for config, remembers in (({}, True), ({"verify": "token"}, False), ({"suffix_cache": False}, False)):
         fast = plain.speculating({"method": "suffix", **config})
         fast.generate("abc", params, use_tqdm=False)
-        assert bool(len(fast._drafting.answers)) == remembers
+        assert bool(len(fast.drafting.answers)) == remembers
 
 
 def test_a_folder_of_texts_is_read(plain, tmp_path):
     (tmp_path / "a.txt").write_text("a text of its own")
     fast = plain.speculating({"method": "suffix", "suffix_corpus": str(tmp_path)})
-    assert sum(len(corpus) for corpus in fast._drafting.drafter._corpora) > 5
+    assert sum(len(corpus) for corpus in fast.drafting.drafter._corpora) > 5
     for _ in range(3):
         fast.generate("abc", SamplingParams(temperature=0, max_tokens=20), use_tqdm=False)
-    assert not fast._drafting.drafter._corpora[1].forgotten, "answers do not push it out"
+    assert not fast.drafting.drafter._corpora[1].forgotten, "answers do not push it out"
     with pytest.raises(ValueError, match="suffix_corpus: there is no folder"):
         plain.speculating({"method": "suffix", "suffix_corpus": str(tmp_path / "nowhere")})
 
@@ -176,7 +176,7 @@ def test_a_contrastive_target_says_the_same_with_its_amateur_drafting(tmp_path):
     llm = LLM(str(ours), dtype="float32", contrastive=contrast, kv_cache_memory_bytes=1 << 28)
     fast, params = llm.speculating({"method": "auto"}), SamplingParams(seed=5, max_tokens=30)
     assert fast.speculation.model == str(theirs)
-    assert fast._drafting.draft.target is llm._amateur.target, "it is not loaded twice"
+    assert fast.drafting.draft.target is llm._amateur.target, "it is not loaded twice"
     [known], [found] = (each.generate("abc", params, use_tqdm=False) for each in (llm, fast))
     assert known.outputs[0].config["contrastive"] == contrast
     if llm.claim == "bit-exact":
@@ -198,7 +198,7 @@ def test_int8_leaves_a_contrastive_targets_own_amateur_alone(tmp_path):
     known = llm.generate("abc", params, use_tqdm=False)[0].outputs[0].token_ids
     fast = llm.speculating({"quantization": "int8", "draft_vocabulary": 200})
     assert fast.speculation.model == str(theirs)
-    assert fast._drafting.draft.target is not llm._amateur.target
+    assert fast.drafting.draft.target is not llm._amateur.target
     found = fast.generate("abc", params, use_tqdm=False)[0].outputs[0].token_ids
     assert llm.generate("abc", params, use_tqdm=False)[0].outputs[0].token_ids == known
     if llm.claim == "bit-exact":
@@ -212,7 +212,7 @@ def test_a_short_context_has_costs_too(tmp_path):
 
 
 def test_records_are_few_whatever_temperatures_are_asked_for(plain):
-    drafting = plain.speculating({})._drafting
+    drafting = plain.speculating({}).drafting
     for i in range(200):
         drafting.controller(i / 3)
     assert len(drafting.records) <= 9

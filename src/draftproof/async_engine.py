@@ -284,6 +284,7 @@ class AsyncEngine:
             mailbox.given += 1
             mailbox.give(reply.add(event.step))
         if event.error is not None:
+            reply.fail(event.error)
             failed = RequestError(f"request {mailbox.name}: {event.error}")
             failed.__cause__ = event.error
             mailbox.give(failed)

@@ -38,12 +38,14 @@ Notify = Callable[[str], None]
 
 @dataclass
 class Drafting:
-    """Drafters and controllers for the requests to one target. why: what was chosen on the way, for people."""
+    """Drafters and controllers for the requests to one target. models: that draft, by origin. why: what was chosen on
+    the way, for people."""
 
     config: SpeculativeConfig
     drafter: Drafter
     origins: tuple[str, ...] = ()
     draft: Loaded | None = None
+    models: dict[str, Any] = field(default_factory=dict)
     answers: SuffixCorpus | None = None  # that were given before
     costs: Costs = field(default_factory=Costs)
     records: dict[float, Record] = field(default_factory=dict)  # what came true, by temperature
@@ -101,10 +103,10 @@ def drafting_for(
     cache_dir: Path | None = None,
     notify: Notify = lambda message: None,
 ) -> Drafting:
-    """Load and make all that the configuration asks for."""
+    """Load and make all that the configuration asks for. load: a draft model, as the configuration wants it."""
     made = Drafting(config, NoDrafter())
     parts: dict[str, Drafter] = {}
-    models: dict[str, Any] = {}
+    models = made.models
     for part in config.parts:
         origin = ORIGINS[part]
         if part == "ngram":
@@ -117,7 +119,7 @@ def drafting_for(
             models[origin] = target.target.early(config.early_exit_layers)
             parts[origin] = EarlyExitDrafter(models[origin], config.kind)
         else:
-            made.draft = _lightened(config, load(str(config.model)))
+            made.draft = load(str(config.model))
             models[origin] = made.draft.target
             parts[origin] = _model_drafter(config, target, made.draft, made.why)
     for choice in made.why:
@@ -141,8 +143,8 @@ def _corpus(folder: str, target: Loaded) -> SuffixCorpus:
     )
 
 
-def _lightened(config: SpeculativeConfig, draft: Loaded) -> Loaded:
-    """The draft model as its steps are cheaper."""
+def lightened(config: SpeculativeConfig, draft: Loaded) -> Loaded:
+    """A draft model that nobody else uses, as its steps are cheaper."""
     target = draft.target
     if config.draft_vocabulary is not None:
         target = NarrowTarget(target, min(config.draft_vocabulary, target.vocab_size))

@@ -21,23 +21,25 @@ from tqdm.auto import tqdm
 from .assemble import Known, chain_for, drafter_under, output_for, watched
 from .base import Watch
 from .contrasting import ContrastiveConfig
-from .drafting import drafting_for
+from .drafting import drafting_for, lightened
 from .engine import Engine, EngineConfig
 from .generation import default_params, end_ids, not_applied
 from .grammar import Grammars
+from .in_effect import in_effect
 from .inputs import Message, Prompt, chat_tokens, is_conversation, require_text, text_of, text_tokens, tokens_of
 from .kernels import use_threads, warm
 from .kernels.lazy import KernelChance, fused, judge, raw_law_of
-from .loop import decode
 from .memory import KVMemory
 from .models.load import Loaded, load, require_known
 from .models.sizes import kv_bytes_per_token, kv_memory_here, readable
 from .replies import Completion, Delta, Reply, RequestOutput
 from .rules import LOSSY
-from .sampling import SamplingParams, as_config, check_integer, require_params
+from .sampling import SamplingParams, check_integer, require_params
 from .seats import Request
+from .solo import Generation
 from .speculation import SpeculativeConfig
 from .stats import Stats
+from .trace import Tracer, TraceWriter
 
 
 class LLM:
@@ -94,16 +96,18 @@ class LLM:
         warm(notify)
         self.loaded, self._contrast = self._load(model), contrast
         self._amateur = None
+        self._drafts: dict[tuple[Any, ...], Loaded] = {}  # one for all configurations that share it
         if contrast is not None:
             self._amateur = self._load(contrast.model)
             self.loaded = contrast.of_models(self.loaded, self._amateur)
         self._provide(self.loaded)
-        self._end_ids = end_ids(self.loaded.generation, self.loaded.tokenizer.eos_token_id)
-        self._known = Known(self.loaded.tokenizer, self.loaded.target.vocab_size, self._end_ids)
-        self._grammars = Grammars(self.loaded.tokenizer, self.loaded.target.vocab_size, self._end_ids)
+        self.end_ids = end_ids(self.loaded.generation, self.loaded.tokenizer.eos_token_id)
+        self._known = Known(self.loaded.tokenizer, self.loaded.target.vocab_size, self.end_ids)
+        self._grammars = Grammars(self.loaded.tokenizer, self.loaded.target.vocab_size, self.end_ids)
         self.engine = Engine(self.loaded.target, KVMemory(self._kv_limit), config, judge=judge)
         self.busy = Lock()  # the engine is for one caller at a time
         self._numbers = count()
+        self._tracer: Callable[..., Tracer] | None = None  # makes who tells a trace of a request
         self._speculate(speculation)
         self.load_seconds = time.perf_counter() - began
 
@@ -113,22 +117,31 @@ class LLM:
 
     def _speculate(self, speculation: SpeculativeConfig) -> None:
         self.speculation = speculation
-        self._drafting = drafting_for(
+        self.drafting = drafting_for(
             speculation, self.loaded, self._load_draft, cache_dir=self._cache_dir, notify=self._notify
         )
 
     def _load_draft(self, name: str) -> Loaded:
         # a draft's bits cannot change the text, but a model must agree with itself when it drafts for itself
         if self._amateur is not None and name == self._amateur.name and self.speculation.quantization is None:
-            return self._amateur  # else a model of its own, as its weights will change
-        loaded = self._load(name)
-        self._provide(loaded)
-        return loaded
+            return lightened(self.speculation, self._amateur)  # else one of its own, as its weights will change
+        key = name, self.speculation.quantization, self.speculation.draft_vocabulary
+        if key not in self._drafts:
+            loaded = self._load(name)
+            self._provide(loaded)
+            self._drafts[key] = lightened(self.speculation, loaded)
+        return self._drafts[key]
 
     def speculating(self, config: Mapping[str, Any]) -> LLM:
         """The same loaded target under another `speculative_config`."""
         other, read = copy(self), SpeculativeConfig.of if self._contrast is None else self._contrast.drafting
         other._speculate(read(config))
+        return other
+
+    def traced(self, writer: TraceWriter, label: Mapping[str, Any] | None = None) -> LLM:
+        """The same, telling every round to `trace.writing(...)`. label: what its requests are called there besides."""
+        other = copy(self)
+        other._tracer = writer.labelled(self.loaded.tokenizer, label)
         return other
 
     @property
@@ -194,20 +207,23 @@ class LLM:
             f"#{next(self._numbers)}" if name is None else name,
             ids,
             output_for(params, ids, limit, known),
-            drafter_under(grammar, self._drafting.drafter),
-            self._drafting.controller(params.temperature),
-            rule if watch is None else watched(rule, watch),
+            drafter_under(grammar, self.drafting.drafter),
+            self.drafting.controller(params.temperature),
+            rule,
             raw_law_of(params, chain),
             KernelChance(seed, index or 0),
         )
         stats = Stats()
         stats.seconds["load"] = self.load_seconds
         config = self.effective_config(params, len(ids), limit)
-        return Reply(request, seed, config, stats, index or 0, learn=self._drafting.learn)
+        tracer = None if self._tracer is None else self._tracer(request, seed, index or 0, config, self.load_seconds)
+        for each in (watch, None if tracer is None else tracer.watch):
+            request.rule = request.rule if each is None else watched(request.rule, each)
+        return Reply(request, seed, config, stats, index or 0, learn=self.drafting.learn, follower=tracer)
 
     def start(self, prompt: Prompt, params: SamplingParams | None = None) -> Generation:
         """One request alone, through the oracle, not yet run; iterate over it to stream."""
-        return Generation(self, self.reply(prompt, params))
+        return Generation(self.loaded.target, self.reply(prompt, params))
 
     def generate(
         self,
@@ -329,7 +345,9 @@ class LLM:
             while request.output.finish_reason is None:
                 for event in engine.step():
                     if event.step is None:
-                        raise event.error or RuntimeError("engine: a request ended without a reason")
+                        error = event.error or RuntimeError("engine: a request ended without a reason")
+                        reply.fail(error)
+                        raise error
                     yield reply.add(event.step)
 
     def answer(self, replies: Sequence[Reply]) -> Iterator[tuple[Reply, Completion]]:
@@ -365,46 +383,12 @@ class LLM:
             self.busy.release()
 
     def effective_config(self, params: SamplingParams, prompt_tokens: int, limit: int) -> dict[str, Any]:
-        target = self.loaded.target
-        return {
-            "model": self.loaded.name,
-            "dtype": str(target.model.dtype).removeprefix("torch."),
-            "device": str(target.model.device),
-            "threads": torch.get_num_threads(),
+        ours = {
             "exact": self.exact,
             "claim": self.claim,
             "engine": asdict(self._config) | {"kv_cache_memory_bytes": self._kv_limit},
-            "rows": asdict(target.plan),
-            "speculation": self._drafting.as_config(),
+            "speculation": self.drafting.as_config(),
             "contrastive": None if self._contrast is None else asdict(self._contrast),
-            "sampling": as_config(params),
             "not_applied": not_applied(self.loaded.generation),
-            "prompt_tokens": prompt_tokens,
-            "limit": limit,
         }
-
-
-class Generation:
-    """One request alone, through the oracle. Iterate for deltas; `result()` runs what is left and returns the whole."""
-
-    def __init__(self, llm: LLM, reply: Reply) -> None:
-        self.reply, request = reply, reply.request
-        self._steps = decode(
-            request.prompt,
-            request.output,
-            target=llm.loaded.target,
-            drafter=request.drafter,
-            controller=request.controller,
-            rule=request.rule,
-            law=request.law,
-            chance=request.chance,
-        )
-
-    def __iter__(self) -> Iterator[Delta]:
-        for step in self._steps:
-            yield self.reply.add(step)
-
-    def result(self) -> Completion:
-        for _ in self:
-            pass
-        return self.reply.completion()
+        return in_effect(self.loaded, ours, params, prompt_tokens, limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from .base import Step
 from .logprobs import Entry
@@ -89,9 +89,20 @@ class RequestOutput:
         return self.outputs[0].stats if len(self.outputs) == 1 else together([each.stats for each in self.outputs])
 
 
+@runtime_checkable
+class Follower(Protocol):
+    """Is told what becomes of a request, as it happens."""
+
+    def round(self, step: Step) -> None: ...
+
+    def end(self, stats: Stats, error: str | None) -> None:
+        """The last it is told."""
+        ...
+
+
 class Reply:
     """Follows one request. seed: of its chance. config, index: as in `Completion`. learn: is told the answer's tokens
-    when it has ended."""
+    when it has ended. follower: is told every round."""
 
     def __init__(
         self,
@@ -101,9 +112,10 @@ class Reply:
         stats: Stats,
         index: int = 0,
         learn: Callable[[Sequence[int]], None] = lambda tokens: None,
+        follower: Follower | None = None,
     ) -> None:
         self.request, self.seed, self.config, self.stats, self.index = request, seed, config, stats, index
-        self._learn = learn
+        self._learn, self._follower = learn, follower
         self._owners: list[Owner] = []  # whose each token is
         self._shown = 0  # characters given out
         self._token = 0  # whose text holds the next of them
@@ -111,10 +123,22 @@ class Reply:
     def add(self, step: Step) -> Delta:
         """A round of this request."""
         self.stats.add(step)
+        if self._follower is not None:
+            self._follower.round(step)
         if self.request.output.finish_reason is not None:
             self._learn(self.request.output.token_ids)
+            self._end(None)
         self._owners += ["draft"] * step.accepted + ["target"] * (len(step.tokens) - step.accepted)
         return Delta(tuple(self._new_pieces()), step)
+
+    def fail(self, error: Exception) -> None:
+        """An error has ended it."""
+        self._end(str(error))
+
+    def _end(self, error: str | None) -> None:
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.end(self.stats, error)
 
     def _new_pieces(self) -> Iterator[tuple[str, Owner]]:
         """The newly released text, cut where it changes hands between drafter and target."""
@@ -140,6 +164,8 @@ class Reply:
 
     def completion(self, error: Exception | None = None) -> Completion:
         output = self.request.output
+        if error is not None:
+            self.fail(error)
         if error is None and output.finish_reason is None:
             raise RuntimeError("result: the request was interrupted or failed before it ended; start it again")
         return Completion(

@@ -40,6 +40,51 @@ def distinct_bound(p: Row, q: Row, k: int) -> Any:
     return _least(p, _some_outside(q, min(k, int((q > 0).sum()))))
 
 
+def distinct_estimate(p: Row, q: Row, k: int, rng: np.random.Generator, draws: int = 512) -> float:
+    """`distinct_bound`, estimated for large vocabularies, where that takes seconds: in expectation never less, whatever
+    the number of draws, and with some hundreds about a hundredth more.
+
+    p(H) + P(some draft outside H) is a bound whatever the set H. Half of the draws say which prefix H makes it least,
+    the other half, which know nothing of that choice, how often it is left.
+
+    >>> p, q = np.array([0.5, 0.0, 0.5]), np.array([0.5, 0.3, 0.2])
+    >>> abs(distinct_estimate(p, q, 2, np.random.default_rng(0), draws=200_000) - 0.985714) < 0.01
+    True
+    """
+    p, q = by_ratio(*pair(p, q, k))
+    last = _last_drawn(q.astype(np.float64), min(k, int((q > 0).sum())), draws, rng)
+    chosen_by, judged_by = np.sort(last[: draws // 2]), last[draws // 2 :]
+    inside = np.searchsorted(chosen_by, np.arange(len(q)), side="right") / len(chosen_by)
+    mass = np.cumsum(p)
+    end = int(np.argmin(mass - inside))
+    if not mass[end] < inside[end]:  # the empty set does as well
+        return 1.0
+    return float(mass[end] + np.mean(judged_by > end))
+
+
+def _last_drawn(q: Float[np.ndarray, " v"], k: int, draws: int, rng: np.random.Generator) -> np.ndarray:
+    """The largest index among k tokens drawn from q without replacement, for each of so many draws.
+
+    The tokens stand by rising mass, so that what is left beside a token of nearly all mass keeps its digits.
+    """
+    order = np.argsort(q, kind="stable")
+    ends = np.cumsum(q[order])
+    begins = np.concatenate([[0.0], ends])  # of each token, and the end of all
+    gone = np.full((draws, 1), len(q))  # places that cannot be drawn, rising; the last one is a guard
+    for _ in range(k):
+        low = np.concatenate(
+            [np.zeros((draws, 1), int), gone[:, :-1] + 1], axis=1
+        )  # gaps between them: low .. gone − 1
+        widths = np.cumsum(begins[gone] - begins[low], axis=1)
+        at = rng.random(draws)[:, None] * widths[:, -1:]
+        gap = np.minimum((at >= widths).sum(axis=1, keepdims=True), widths.shape[1] - 1)
+        first, stop, width = (np.take_along_axis(each, gap, axis=1) for each in (low, gone, widths))
+        offset = at - width + begins[stop]  # counted from the gap's end
+        found = np.clip(np.searchsorted(ends, offset, side="right"), first, np.maximum(stop - 1, first))
+        gone = np.sort(np.concatenate([gone, found], axis=1), axis=1)
+    return order[gone[:, :-1]].max(axis=1)
+
+
 def _least(p: Row, outside: Row) -> Any:
     """Min over the prefixes H of p(H) + P(some draft outside H); the empty one gives 1."""
     return min((np.cumsum(p) + outside).min(), 1 + 0 * p[0])

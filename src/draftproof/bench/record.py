@@ -58,10 +58,23 @@ class Divergence:
     tie: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds, in the middle, of one forward after `context` tokens: rows[n] of n rows of the target in a chain,
+    trees[system] of the whole tree that a system drafts, levels[system] of one row of the model that drafts for it (a
+    system that looks up is not there)."""
+
+    context: int
+    rows: dict[int, float]
+    trees: dict[str, float]
+    levels: dict[str, float]
+
+
 @dataclass(slots=True)
 class Run:
     """provenance: versions, machine, model hash, revision, command, date. asked: all that the measurements depend on.
-    systems: name, kind ("ours" or "peer"), and what each says of itself. questions: id, category, prompt_tokens."""
+    systems: name, kind ("ours" or "peer"), and what each says of itself. questions: id, category, prompt_tokens. costs:
+    of a sweep, measured before and after it."""
 
     provenance: Mapping[str, Any]
     asked: Mapping[str, Any]
@@ -72,3 +85,4 @@ class Run:
     dropped: list[Dropped] = field(default_factory=list)
     bounds: list[Bound] = field(default_factory=list)
     divergences: list[Divergence] = field(default_factory=list)
+    costs: list[Costs] = field(default_factory=list)

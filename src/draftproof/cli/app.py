@@ -13,6 +13,7 @@ from .doctor import doctor
 from .generate import generate
 from .notes import note
 from .prove import prove
+from .show import show
 
 app = typer.Typer(
     name="draftproof",
@@ -27,6 +28,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(doctor)
 app.command()(prove)
+app.command()(show)
 app.add_typer(bench, name="bench")
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from .measure import report, run
 from .notes import note
+from .sweep import sweep
 
 if TYPE_CHECKING:
     from ..bench.forward import Curve
@@ -18,7 +21,22 @@ if TYPE_CHECKING:
 
 _Option = typer.Option
 
-bench = typer.Typer(no_args_is_help=True, help="Measure, each time against peers in the same run.")
+
+class _RunByDefault(TyperGroup):
+    """`bench --draft ngram` is `bench run --draft ngram`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0].startswith("-") and args[0] not in ("-h", "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+bench = typer.Typer(
+    cls=_RunByDefault, no_args_is_help=True, help="Measure, each time against peers in the same run. Default: run."
+)
+bench.command()(run)
+bench.command()(report)
+bench.command()(sweep)
 
 
 @bench.command()

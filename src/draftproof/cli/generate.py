@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -56,8 +56,9 @@ from .options import (
 from .shown import coloured, rendered, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
+    from ..llm import LLM
     from ..replies import Delta
 
 _Option = typer.Option
@@ -144,7 +145,12 @@ def generate(
     system: System = None,
     raw: Annotated[bool, _Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     as_json: Annotated[bool, _Option("--json", help="Print one JSON object instead of the text.")] = False,
-    trace: Annotated[Path | None, _Option(help="Write every round to this file, as JSON Lines.")] = None,
+    trace: Annotated[
+        Path | None, _Option(help="Write every round to this file, as JSON Lines; draftproof show reads it.")
+    ] = None,
+    trace_laws: Annotated[
+        int | None, _Option(metavar="M", help="With --trace: the M likeliest tokens of every law, too. Slower.")
+    ] = None,
     debug: Debug = False,
 ) -> int:
     """Answer a prompt, with speculation that leaves the model's output law exactly as it is.
@@ -162,7 +168,8 @@ def generate(
 
     A line of a JSON Lines file: **{"id": 1, "messages": [{"role": "user", "content": "Hi"}], "top_p": 0.9}**
     """
-    _one_or_many(prompt, prompts, output, as_json, trace)
+    _one_or_many(prompt, prompts, output, as_json)
+    check_trace(trace, trace_laws, {"--prompts": prompts, "--output": output})
     if logprobs is not None and prompts is None and not as_json:
         raise ValueError(f"--logprobs: {logprobs} needs --json; a text has no room for them")
     if processed_logprobs and logprobs is None:
@@ -207,7 +214,7 @@ def generate(
     )
     memory = kv_bytes(kv_cache_memory_bytes)
     text = sys.stdin.read() if prompt == "-" else prompt
-    check_early(text, sampling, speculation, trace)
+    check_early(text, sampling, speculation)
     job = None if prompts is None else prepare(prompts, output, sampling, system, raw)
 
     from ..llm import LLM
@@ -229,12 +236,16 @@ def generate(
     )
     if job is not None:
         remarks(llm)
-        return perform(job, llm)
-    reply = llm.reply(llm.encode(text or "", system=system, raw=raw), params(llm, sampling))
-    remarks(llm)
-    with aside(trace) as file:
+        with _traced(llm, trace, trace_laws) as told:
+            status = perform(job, told)
+            if status > 1:  # a signal stopped it, so that the trace is not whole
+                raise typer.Exit(status)
+        return status
+    with _traced(llm, trace, trace_laws) as told:
+        reply = told.reply(llm.encode(text or "", system=system, raw=raw), params(llm, sampling))
+        remarks(llm)
         try:
-            _show(llm.stream(reply), file, show=not as_json)
+            _show(told.stream(reply), show=not as_json)
         except KeyboardInterrupt:
             print(f"{summary(reply.stats, reply.seed)}, stopped", file=sys.stderr)
             raise
@@ -245,9 +256,7 @@ def generate(
     return 0
 
 
-def _one_or_many(
-    prompt: str | None, prompts: str | None, output: Path | None, as_json: bool, trace: Path | None
-) -> None:
+def _one_or_many(prompt: str | None, prompts: str | None, output: Path | None, as_json: bool) -> None:
     """Refuse what does not go together."""
     if prompt is None and prompts is None:
         raise ValueError("prompt: it is missing; give a prompt, - to read it from standard input, or --prompts FILE")
@@ -255,56 +264,64 @@ def _one_or_many(
         raise ValueError(f"prompt: {prompt!r} and --prompts {prompts!r} are both given; give one of them")
     if prompts is None and output is not None:
         raise ValueError(f"--output: {str(output)!r} needs --prompts; the answer to one prompt is on standard output")
-    if prompts is not None and trace is not None:
-        raise ValueError(f"--trace: {str(trace)!r} is not available for many prompts (--prompts) yet; leave it out")
     if prompts is not None and as_json:
         raise ValueError("--json: it is for one prompt; with --prompts every answer is a line of JSON anyway")
 
 
-def check_early(text: str | None, sampling: dict[str, Any], speculation: dict[str, Any], trace: Path | None) -> None:
+def check_early(text: str | None, sampling: dict[str, Any], speculation: dict[str, Any]) -> None:
     """Refuse what needs no model to be refused, before seconds go into loading one. text: None for a file of them."""
     if text is not None and not text.strip():
         raise ValueError("prompt: it is empty; give some text")
     check_settings(sampling, speculation)
-    if trace is not None and trace.is_dir():
+
+
+def check_trace(trace: Path | None, laws: int | None, others: dict[str, Any]) -> None:
+    """Refuse a trace that could not be written. others: files that it must not be, by their options."""
+    if laws is not None and trace is None:
+        raise ValueError(f"--trace-laws: {laws} needs --trace, the file that they are written to")
+    if laws is not None and laws < 1:
+        raise ValueError(f"--trace-laws: {laws} is not allowed; it must be >= 1")
+    if trace is None:
+        return
+    if trace.is_dir():
         raise ValueError(f"--trace: {str(trace)!r} is a folder; it must be a file")
-    if trace is not None and not trace.parent.is_dir():
+    if not trace.parent.is_dir():
         raise ValueError(f"--trace: there is no folder {str(trace.parent)!r} to write {trace.name} in")
+    for option, other in others.items():
+        if other is not None and not _names(trace).isdisjoint(_names(Path(other))):
+            raise ValueError(f"--trace: {str(trace)!r} is that of {option} too; give another file")
 
 
-def _show(deltas: Iterator[Delta], trace: IO[str] | None, show: bool) -> None:
-    from ..trace import step_record
+def _names(path: Path) -> set[Path]:
+    """Where a file is, and where it is before it is complete."""
+    path = path.resolve()
+    return {path, path.with_name(path.name + ".part")}
 
+
+@contextmanager
+def _traced(llm: LLM, trace: Path | None, laws: int | None) -> Generator[LLM]:
+    """The same, telling its rounds to a file if one is named."""
+    if trace is None:
+        yield llm
+        return
+    from ..trace import part_of, writing
+
+    try:
+        with writing(trace, laws or 0) as writer:
+            yield llm.traced(writer)
+    except (KeyboardInterrupt, typer.Exit):
+        part = part_of(trace)
+        if part.is_file():
+            note(f"the trace as far as it came is in {part}")
+        raise
+
+
+def _show(deltas: Iterator[Delta], show: bool) -> None:
     colour = show and coloured()
     try:
-        for index, delta in enumerate(deltas):
-            if trace is not None:
-                trace.write(json.dumps(step_record(index, delta.step)) + "\n")
+        for delta in deltas:
             if show:
                 print(rendered(delta, colour), end="", flush=True)
     finally:
         if show:
             print(flush=True)
-
-
-def aside(path: Path | None) -> Any:
-    """A file to write: its name appears when it is complete, or as far as it got when interrupted."""
-    return nullcontext() if path is None else _Aside(path)
-
-
-class _Aside:
-    """Writes PATH.part, renamed to PATH on leaving. A pipe or a device is written as it is."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path.resolve()
-        plain = self._path.is_file() or not self._path.exists()
-        self._part = self._path.with_name(self._path.name + ".part") if plain else self._path
-
-    def __enter__(self) -> IO[str]:
-        self._file = self._part.open("w", encoding="utf-8")
-        return self._file
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-        if self._part != self._path:
-            self._part.replace(self._path)

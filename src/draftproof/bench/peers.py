@@ -1,0 +1,478 @@
+"""Hugging Face's `generate` under measurement: in a process of its own, which may run in another Python.
+
+Whatever that process does, whoever asks gets answers that can be, or a RunnerError of one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import IO, Any
+
+from .runner import Answer, Answers, Ask, RunnerError, Setting, checked
+
+PROGRAM = Path(__file__).with_name("hugging_face.py")
+
+_NEEDED = ("torch", "transformers")
+_PROBE = """
+import json, sys
+from importlib.metadata import version
+from importlib.util import find_spec
+sys.path[:] = filter(None, sys.path)
+names = {"torch": "torch", "transformers": "transformers", "sklearn": "scikit-learn"}
+found = {name: version(name) if find_spec(module) else None for module, name in names.items()}
+print(json.dumps({"python": sys.version.split()[0], **found}))
+"""
+_PATIENCE = 60.0  # seconds, for what takes one
+_SETTLE = 0.02  # seconds: threads that have done their part spin for half of it before they sleep
+_LONGEST = 1 << 28  # bytes of a reply
+_GRACE = 2.0  # seconds between the end of what a process says and its own
+_MOST_CRASHES = 2
+
+
+# ways to generate
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """options: as hugging_face.py takes them."""
+
+    kind: str  # plain, lookup or assisted
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """
+        >>> Method("lookup", {"tokens": 5, "ngram": 2}).name
+        'hf lookup 5'
+        >>> Method("assisted", {"tokens": 8, "schedule": "constant", "confidence": 0.4}).name
+        'hf assisted constant 8 conf .4'
+        """
+        words, options = ["hf", self.kind], self.options
+        if self.kind == "lookup":
+            words += [f"{options['tokens']}"] if options["tokens"] != _LOOKUP["tokens"] else []
+            words += [f"ngram {options['ngram']}"] if options["ngram"] != _LOOKUP["ngram"] else []
+        if self.kind == "assisted":
+            dynamic = options["schedule"] == "heuristic"
+            words.append("dynamic" if dynamic else "constant")
+            words += [f"{options['tokens']}"] if not dynamic or options["tokens"] != _ASSISTED["tokens"] else []
+            words += [f"conf {options['confidence']:g}".replace(" 0.", " .")] if options["confidence"] else []
+        return " ".join(words)
+
+
+_LOOKUP: dict[str, Any] = {"tokens": 10, "ngram": 2}
+_ASSISTED: dict[str, Any] = {"tokens": 5, "schedule": "constant", "confidence": 0.0}
+_KINDS: dict[str, tuple[Method, ...]] = {
+    "plain": (Method("plain", {}),),
+    "lookup": (Method("lookup", _LOOKUP),),
+    "assisted": (
+        Method("assisted", {"tokens": 3, "schedule": "constant", "confidence": 0.0}),
+        Method("assisted", {"tokens": 5, "schedule": "heuristic", "confidence": 0.0}),
+        Method("assisted", {"tokens": 8, "schedule": "constant", "confidence": 0.4}),
+        Method("assisted", {"tokens": 5, "schedule": "heuristic", "confidence": 0.4}),
+    ),
+}
+
+
+def methods_named(kinds: Sequence[str], assistant: bool) -> list[Method]:
+    """plain, lookup, assisted (all its settings), hf (all; assisted if there is an assistant), or one with settings of
+    its own. ValueError for what is none of them.
+
+    >>> [each.name for each in methods_named(["hf", "lookup:tokens=5", "plain"], assistant=False)]
+    ['hf plain', 'hf lookup', 'hf lookup 5']
+    """
+    found: list[Method] = []
+    for text in kinds:
+        kind, colon, given = text.partition(":")
+        if text == "hf":
+            found += [each for name, some in _KINDS.items() if assistant or name != "assisted" for each in some]
+        elif kind not in _KINDS:
+            raise ValueError(f"peers: {text!r} is unknown; known are {', '.join(_KINDS)}, hf, lookup:tokens=5")
+        else:
+            found += [_with_settings(text, kind, given)] if colon else _KINDS[kind]
+    return list({each.name: each for each in found}.values())
+
+
+def _with_settings(text: str, kind: str, given: str) -> Method:
+    options = dict({"plain": {}, "lookup": _LOOKUP, "assisted": _ASSISTED}[kind])
+    if not options:
+        raise ValueError(f"peers: {text!r} has settings, but {kind} takes none; leave them out")
+    for each in given.split(","):
+        key, _, value = each.strip().partition("=")
+        if key not in options:
+            raise ValueError(f"peers: {text!r} has {key!r}; {kind} takes {', '.join(options)}, such as tokens=5")
+        read, must = _SETTINGS[key]
+        try:
+            options[key] = read(value)
+        except ValueError:
+            raise ValueError(f"peers: {text!r} has {key}={value}; it must be {must}") from None
+    return Method(kind, options)
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+def _schedule(text: str) -> str:
+    if text not in ("constant", "heuristic"):
+        raise ValueError(text)
+    return text
+
+
+def _confidence(text: str) -> float:
+    if not 0 <= float(text) < 1:
+        raise ValueError(text)
+    return float(text)
+
+
+_SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "tokens": (_count, "a whole number from 1 on"),
+    "ngram": (_count, "a whole number from 1 on"),
+    "schedule": (_schedule, "constant or heuristic"),
+    "confidence": (_confidence, "a number from 0 to below 1"),
+}
+
+
+# the systems
+
+
+def hugging_face_runners(
+    kinds: Sequence[str],
+    python: str | Path | None,
+    model: Path,
+    assistant: Path | None,
+    dtype: str,
+    threads: int,
+    timeout: float,
+) -> list[HuggingFace]:
+    """A system for each kind (see `methods_named`), all in one process, on the CPU. python: None is this one. dtype: by
+    torch's name. timeout: seconds that an answer may take."""
+    methods = methods_named(kinds, assistant is not None)
+    process = PeerProcess(python or sys.executable, model, assistant, dtype, threads, timeout)
+    return [HuggingFace(method, process) for method in methods]
+
+
+class HuggingFace:
+    """One way to generate, as a `Runner`. To close it closes the process that it shares with others."""
+
+    kind = "peer"
+
+    def __init__(self, method: Method, process: PeerProcess) -> None:
+        self.name = method.name
+        self._method, self._process = method, process
+        self._crashes = 0
+
+    def cannot(self, setting: Setting) -> str | None:
+        if self._method.kind == "assisted" and self._process.assistant is None:
+            return "it needs a draft model"
+        if self._method.kind != "plain" and setting.batch > 1:
+            return "it takes one prompt at a time"
+        if setting.dtype != self._process.dtype:
+            return f"it was loaded in {self._process.dtype}"
+        return self._process.cannot()
+
+    def describe(self) -> dict[str, Any]:
+        how = {"kind": self.kind, "method": self._method.kind, **self._method.options}
+        return how | self._process.describe()
+
+    def answer(self, ask: Ask) -> Answers:
+        if self._crashes == _MOST_CRASHES:
+            raise RunnerError(f"{self.name}: its process ended {_MOST_CRASHES} times; it is not started again")
+        request = {
+            "op": "answer",
+            "system": {"method": self._method.kind, **self._method.options},
+            "prompts": ask.prompts,
+            "seeds": ask.seeds,
+            "temperature": ask.temperature,
+            "max_tokens": ask.max_tokens,
+            "end_ids": ask.end_ids,
+        }
+        try:
+            found = _answers(self._process.ask(request))
+        except RunnerError as error:
+            self._crashes += not self._process.running
+            raise RunnerError(f"{self.name}: {error}") from None
+        return checked(ask, found, self.name)
+
+    def close(self) -> None:
+        self._process.close()
+
+    def __enter__(self) -> HuggingFace:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _answers(reply: Mapping[str, Any]) -> Answers:
+    try:
+        seconds, peak = float(reply["seconds"]), reply["peak_bytes"]
+        answers = tuple(_answer(each, seconds) for each in reply["answers"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise RunnerError(f"its reply is none to what was asked ({type(error).__name__}: {error})") from None
+    if not (isfinite(seconds) and seconds > 0 and (peak is None or _is_count(peak))):
+        raise RunnerError(f"it says that it took {seconds} seconds and {peak} bytes")
+    return Answers(seconds, answers, peak)
+
+
+def _answer(found: Mapping[str, Any], most: float) -> Answer:
+    ids = tuple(found["token_ids"])
+    arrivals = tuple((float(seconds), count) for seconds, count in found["arrivals"])
+    if not all(_is_count(token) for token in ids):
+        raise ValueError("token_ids: not all are whole numbers from 0 on")
+    times = [0.0, *(seconds for seconds, _ in arrivals), most]
+    if times != sorted(times) or not all(_is_count(count) and count for _, count in arrivals):
+        raise ValueError("arrivals: they are out of order")
+    return Answer(ids, arrivals)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+# the process
+
+
+class PeerProcess:
+    """A model and, if there is one, its assistant, loaded at the first request. After a crash the next request loads
+    them again; where they cannot be loaded, every further request fails at once."""
+
+    def __init__(
+        self,
+        python: str | Path,
+        model: Path,
+        assistant: Path | None,
+        dtype: str,
+        threads: int,
+        timeout: float,
+        program: Path = PROGRAM,
+    ) -> None:
+        self.assistant, self.dtype = assistant, dtype
+        self._python, self._model, self._threads, self._timeout = str(python), model, threads, timeout
+        self._program = program
+        self._line: _Line | None = None
+        self._probe: tuple[dict[str, Any], str | None] | None = None
+        self._broken: str | None = None  # why it cannot be loaded
+
+    def cannot(self) -> str | None:
+        """Why this Python cannot run it, found out once, and without importing what is large."""
+        return self._probed()[1]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "python": self._python,
+            "model": str(self._model),
+            "assistant": None if self.assistant is None else str(self.assistant),
+            "dtype": self.dtype,
+            "threads": self._threads,
+            "versions": self._probed()[0],
+        }
+
+    @property
+    def running(self) -> bool:
+        return self._line is not None and self._line.open
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._broken is not None:
+            raise RunnerError(self._broken)
+        if self._line is None or not self._line.open:
+            self._line = self._loaded()
+            self._line.ask(request, self._timeout)  # not counted: a process's first answer takes longer
+        time.sleep(_SETTLE)  # whoever was measured before has threads that still spin
+        reply = self._line.ask(request, self._timeout)
+        time.sleep(_SETTLE)
+        return reply
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+
+    def _loaded(self) -> _Line:
+        request = {
+            "op": "load",
+            "model": str(self._model),
+            "assistant": None if self.assistant is None else str(self.assistant),
+            "dtype": self.dtype,
+            "threads": self._threads,
+        }
+        line = None
+        try:
+            line = _Line([self._python, str(self._program)], self._environment())
+            line.ask(request, self._timeout)
+        except RunnerError as error:
+            if line is not None:
+                line.close()
+            self._broken = f"it cannot be loaded: {error}"
+            raise RunnerError(self._broken) from None
+        return line
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {
+            "OMP_NUM_THREADS": str(self._threads),
+            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+
+    def _probed(self) -> tuple[dict[str, Any], str | None]:
+        if self._probe is None:
+            self._probe = _probe(self._python, min(self._timeout, _PATIENCE))
+        return self._probe
+
+
+def _probe(python: str, timeout: float) -> tuple[dict[str, Any], str | None]:
+    """The versions of what is installed, and what is wrong."""
+    try:
+        line = _Line([python, "-c", _PROBE], dict(os.environ))
+        try:
+            versions = line.ask({}, timeout)
+        finally:
+            line.close()
+    except RunnerError as error:
+        return {}, f"skipped: {python} is no Python that runs ({error})"
+    missing = [name for name in _NEEDED if versions.get(name) is None]
+    return versions, f"skipped: {python} has no {' and no '.join(missing)}" if missing else None
+
+
+class _Line:
+    """A process that answers a line of JSON with a line of JSON. It ends with this object, and with the interpreter."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        # not a pipe, since nobody reads it meanwhile; _end closes it
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=dict(environment),
+                start_new_session=True,  # what it starts goes with it, and Ctrl-C is for us alone
+            )
+        except (OSError, ValueError) as error:
+            self._errors.close()
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise RunnerError(f"it cannot be started: {reason}") from None
+        self.close = weakref.finalize(self, _end, self._process, self._errors)
+
+    @property
+    def open(self) -> bool:
+        return self.close.alive
+
+    def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """The reply. RunnerError if it is an error, in which case the process goes on, or if there is none."""
+        try:
+            line = _exchanged(self._process, json.dumps(request).encode() + b"\n", timeout)
+            if not line:
+                raise RunnerError(self._last_words())
+            reply = _parsed(line)
+        except BaseException:  # also Ctrl-C: its late reply would pass for one to the next request
+            self.close()
+            raise
+        if "error" in reply:
+            raise RunnerError(_short(str(reply["error"])))
+        return reply
+
+    def _last_words(self) -> str:
+        """How a process went that says nothing any more."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE)
+        how = _ending(self._process.returncode)
+        file = self._errors.fileno()
+        size = os.fstat(file).st_size
+        # pread: the process writes where the file's one position is
+        tail = os.pread(file, 4096, max(0, size - 4096)).decode(errors="replace").strip()
+        return f"{how}: {_short(tail.splitlines()[-1])}" if tail else how
+
+
+def _exchanged(process: subprocess.Popen[bytes], line: bytes, timeout: float) -> bytes:
+    """Write a line and read one, b"" if there is none to come. Both by the clock: who hangs does not read either."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    deadline, left, reply = time.monotonic() + timeout, memoryview(line), bytearray()
+    os.set_blocking(process.stdin.fileno(), False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not reply.endswith(b"\n") and len(reply) < _LONGEST:
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready or time.monotonic() > deadline:
+                raise RunnerError(f"no reply within {timeout:g} seconds")
+            for key, _ in ready:
+                if key.fileobj is process.stdout:
+                    piece = os.read(key.fd, 1 << 16)
+                    if not piece:
+                        return b""
+                    reply += piece
+                else:
+                    left = left[_written(key.fd, left) :]
+                    if not left:
+                        selector.unregister(process.stdin)
+    return bytes(reply)
+
+
+def _written(file: int, data: memoryview) -> int:
+    """Bytes that went out: all, where nobody listens. What was said before may still be there to read."""
+    try:
+        return os.write(file, data)
+    except BrokenPipeError:
+        return len(data)
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        reply = json.loads(line)
+    except (ValueError, RecursionError):
+        reply = None
+    if not isinstance(reply, dict):
+        raise RunnerError(f"it wrote {_short(line[:200].decode(errors='replace'))!r} instead of a reply")
+    return reply
+
+
+def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    """Kill what is left of it, and leave no zombie."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE)  # much memory takes a while to go
+    for file in (process.stdin, process.stdout, errors):
+        if file is not None:
+            file.close()
+
+
+def _ending(code: int | None) -> str:
+    """
+    >>> _ending(3), _ending(-9)
+    ('its process ended with exit status 3', 'SIGKILL ended its process')
+    """
+    if code is None:
+        return "its process closed its output"
+    if code >= 0:
+        return f"its process ended with exit status {code}"
+    named = {each.value: each.name for each in signal.Signals}
+    return f"{named.get(-code, f'signal {-code}')} ended its process"
+
+
+def _short(text: str) -> str:
+    """
+    >>> _short("one\\n two")
+    'one two'
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= 200 else f"{line[:200]}..."

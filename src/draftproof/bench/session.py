@@ -1,0 +1,293 @@
+"""A run from beginning to end: models, systems, questions, the measuring, and the file that can be gone on with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..llm import LLM
+from ..sampling import SamplingParams
+from ..trace import TraceWriter
+from .bounds import observed
+from .divergence import divergence
+from .figures import figures
+from .files import Part, bound_line, cost_line, group_line, resumed
+from .measure import Asked, Group, measure
+from .ours import Ours
+from .peers import hugging_face_runners, methods_named
+from .provenance import provenance
+from .questions import fingerprint, read_questions
+from .record import AGAIN, PLAIN, Bound, Run
+from .runner import Ask, Measurement, Question, Runner, Setting, seeds_of
+from .sweep import costs_of
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Which of Hugging Face's ways to answer take part (see `peers.hugging_face_runners`), in which Python, with which
+    assistant (None: the first draft model of ours), and how many seconds an answer may take."""
+
+    kinds: tuple[str, ...] = ()
+    python: str | None = None
+    assistant: str | None = None
+    timeout: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be measured. systems: our speculative configurations by name, beside plain decoding, which is there
+    anyway, twice. questions: a file, None for our own. bounds: of how many questions acceptance is also set against
+    the bound on it. costs: measure what forwards cost, too, before and after, for predictions."""
+
+    model: str
+    systems: Mapping[str, Mapping[str, Any]]
+    temperatures: tuple[float, ...] = (0.0,)
+    batches: tuple[int, ...] = (1,)
+    dtypes: tuple[str, ...] = ("bfloat16",)
+    questions: str | None = None
+    count: int | None = None
+    max_tokens: int = 128
+    repeat: int = 1
+    seed: int = 0
+    bounds: int = 8
+    costs: bool = False
+    raw: bool = False
+    threads: int | None = None
+    exact: str = "bits"
+    peers: Peers = field(default_factory=Peers)
+
+    @property
+    def settings(self) -> list[Setting]:
+        return [Setting(*each) for each in product(self.temperatures, self.batches, self.dtypes)]
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything loaded. prompts: of the run's questions, as tokens."""
+
+    plan: Plan
+    run: Run
+    asked: Asked
+    plain: dict[str, LLM]
+    ours: dict[str, list[Ours]]
+    runners: dict[str, list[Runner]]
+    stack: ExitStack
+
+    def close(self) -> None:
+        """End the peers."""
+        self.stack.close()
+
+
+def prepare(plan: Plan, argv: Sequence[str], notify: Notify, trace: TraceWriter | None = None) -> Session:
+    """Read the questions, load the models and find the peers; a ValueError, a line, for what cannot be."""
+    questions = read_questions(plan.questions, plan.count)
+    methods_named(plan.peers.kinds, assistant=True)
+    stack = ExitStack()
+    try:
+        return _prepared(plan, questions, argv, notify, trace, stack)
+    except BaseException:
+        stack.close()
+        raise
+
+
+def _prepared(
+    plan: Plan,
+    questions: list[Question],
+    argv: Sequence[str],
+    notify: Notify,
+    trace: TraceWriter | None,
+    stack: ExitStack,
+) -> Session:
+    plain, ours, runners = {}, {}, {}
+    for dtype in plan.dtypes:
+        llm = plain[dtype] = _loaded(plan, dtype, notify)
+        ours[dtype] = _ours(plan, llm, dtype, trace)
+        runners[dtype] = [*ours[dtype], *_peers(plan, llm, ours[dtype], dtype, stack)]
+    llm = plain[plan.dtypes[0]]
+    prompts = {question: llm.encode(question.prompt, raw=plan.raw) for question in questions}
+    fitting = [question for question in questions if len(prompts[question]) < llm.loaded.target.max_context]
+    for question in questions:
+        if question not in fitting:
+            notify(f"question {question.id} is left out: its {len(prompts[question])} tokens leave no room to answer")
+    if not fitting:
+        raise ValueError("--prompts: none of them fits the model's context; give shorter ones")
+    models = {llm.loaded.name: llm.loaded.path} | {
+        draft.name: draft.path for each in ours[plan.dtypes[0]] if (draft := each.llm.drafting.draft) is not None
+    }
+    origin = provenance(argv, models)
+    run = Run(
+        origin,
+        _identity(plan, questions, origin["models"]),
+        _described(runners),
+        plan.settings,
+        [{"id": q.id, "category": q.category, "prompt_tokens": len(prompts[q])} for q in fitting],
+    )
+    asked = Asked([prompts[q] for q in fitting], tuple(llm.end_ids), plan.max_tokens, plan.repeat, plan.seed)
+    return Session(plan, run, asked, plain, ours, runners, stack)
+
+
+def _loaded(plan: Plan, dtype: str, notify: Notify) -> LLM:
+    """Without anything that is kept from one answer to the next."""
+    return LLM(
+        plan.model,
+        dtype=dtype,
+        device="cpu",
+        threads=plan.threads,
+        exact=plan.exact,
+        max_num_seqs=max(plan.batches),
+        enable_prefix_caching=False,
+        notify=notify,
+    )
+
+
+def _ours(plan: Plan, llm: LLM, dtype: str, trace: TraceWriter | None) -> list[Ours]:
+    llms = {PLAIN: llm, AGAIN: llm}
+    for name, config in plan.systems.items():
+        llms[name] = llm.speculating(_forgetful(config))
+    return [
+        Ours(name, each if trace is None else each.traced(trace, label={"system": name}), dtype)
+        for name, each in llms.items()
+    ]
+
+
+def _forgetful(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without a memory of earlier answers: a prompt is answered several times."""
+    looks = config.get("method", "auto") in ("auto", "suffix") or "suffix" in config.get("drafters", ())
+    return {"suffix_cache": False, **config} if looks else dict(config)
+
+
+def _peers(plan: Plan, llm: LLM, ours: Sequence[Ours], dtype: str, stack: ExitStack) -> list[Runner]:
+    if not plan.peers.kinds:
+        return []
+    import torch
+
+    drafts = [draft.path for each in ours if (draft := each.llm.drafting.draft) is not None]
+    assistant = Path(plan.peers.assistant).expanduser() if plan.peers.assistant else next(iter(drafts), None)
+    found = hugging_face_runners(
+        plan.peers.kinds,
+        python=plan.peers.python or sys.executable,
+        model=llm.loaded.path,
+        assistant=assistant,
+        dtype=dtype,
+        threads=torch.get_num_threads(),
+        timeout=plan.peers.timeout,
+    )
+    for each in found:
+        stack.callback(each.close)
+    return list(found)
+
+
+def _described(runners: Mapping[str, Sequence[Runner]]) -> list[dict[str, Any]]:
+    """Each system once, as it is under the first dtype."""
+    first = next(iter(runners.values()))
+    return [{"name": each.name, **each.describe()} for each in first]
+
+
+def _identity(plan: Plan, questions: Sequence[Question], models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All that must be the same for a run to be gone on with, beside systems, settings and questions. models: as
+    `provenance` has them, the target first."""
+    import torch
+
+    return {
+        "model": models[0]["name"],
+        "weights": {each["name"]: each["sha256"] for each in models},
+        "prompts": "our own" if plan.questions is None else Path(plan.questions).name,
+        "fingerprint": fingerprint(questions),
+        "max_tokens": plan.max_tokens,
+        "repeat": plan.repeat,
+        "seed": plan.seed,
+        "bounds": plan.bounds,
+        "raw": plan.raw,
+        "exact": plan.exact,
+        "threads": torch.get_num_threads(),
+        "peers": list(plan.peers.kinds),
+    }
+
+
+def perform(session: Session, output: Path | None, tick: Callable[[Run, int, int], None]) -> Run:
+    """Measure what is not there yet. tick: is told the run, groups done and groups in all. An interrupt leaves
+    OUT.part, and the run as far as it came in session.run."""
+    run = session.run = session.run if output is None else resumed(output, session.run)
+    total = sum(-(-len(run.questions) // setting.batch) for setting in run.settings)
+    part = Part(output, run)
+    try:
+        _measure_costs(session, run, part)
+        for group in measure(run, session.asked, session.runners, _explain(session)):
+            _add(run, group)
+            part.write(group_line(group.measurements, group.dropped, group.divergences))
+            tick(run, _done(run), total)
+        _measure_costs(session, run, part)
+        for bound in _bounds(session, run):
+            run.bounds.append(bound)
+            part.write(bound_line([bound]))
+        part.complete(run, figures(run).as_dict())
+    finally:
+        part.close()
+    return run
+
+
+def _measure_costs(session: Session, run: Run, part: Part) -> None:
+    """At the context of the middle of an answer."""
+    if session.plan.costs:
+        dtype = session.plan.dtypes[0]
+        context = int(median(question["prompt_tokens"] for question in run.questions)) + session.plan.max_tokens // 2
+        run.costs.append(costs_of(session.plain[dtype], session.ours[dtype], context))
+        part.write(cost_line(run.costs[-1]))
+
+
+def _done(run: Run) -> int:
+    return len({(each.setting, each.questions) for each in run.measurements})
+
+
+def _add(run: Run, group: Group) -> None:
+    run.measurements += group.measurements
+    run.dropped += group.dropped
+    run.divergences += group.divergences
+
+
+def _explain(session: Session) -> Callable[[Setting, Ask, Measurement, Measurement], list[Any]]:
+    """Compares what can be compared: greedy texts, and those of our own systems that promise the same."""
+    exact = {each["name"] for each in session.run.systems if each.get("claim") == "bit-exact"}
+
+    def explain(setting: Setting, ask: Ask, plain: Measurement, other: Measurement) -> list[Any]:
+        if setting.temperature > 0 and other.system not in exact:
+            return []
+        found = []
+        target = session.plain[setting.dtype].loaded.target
+        for i, question in enumerate(other.questions):
+            ids = plain.answers.answers[i].token_ids, other.answers.answers[i].token_ids
+            if ids[0] != ids[1]:
+                found.append(
+                    divergence(target, ask.prompts[i], *ids, setting.dtype, other.system, other.setting, question)
+                )
+        return found
+
+    return explain
+
+
+def _bounds(session: Session, run: Run) -> Iterator[Bound]:
+    """Of our systems that draft, in every setting of one prompt at once; a batch has the same laws."""
+    have = {(each.system, each.setting) for each in run.bounds}
+    out = {(each.system, each.setting) for each in run.dropped}
+    count = min(session.plan.bounds, len(run.questions))
+    chosen = [i * len(run.questions) // count for i in range(count)]
+    for at, setting in enumerate(run.settings):
+        for each in session.ours[setting.dtype]:
+            key = (each.name, at)
+            if setting.batch > 1 or not each.llm.drafting.origins or key in have or key in out or not count:
+                continue
+            seeds = seeds_of(session.plan.seed, chosen)
+            params = [
+                SamplingParams(temperature=setting.temperature, seed=seed, max_tokens=session.plan.max_tokens)
+                for seed in seeds
+            ]
+            depths = observed(each.llm, [session.asked.prompts[i] for i in chosen], params)
+            yield Bound(each.name, at, depths)

@@ -1,0 +1,296 @@
+"""draftproof bench run and report: a matrix of configurations against peers, prompt by prompt, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .notes import note
+from .options import Debug, DraftQuantization, DraftVocabulary, Exact, Model, Threads, speculative_config
+from .progress import Progress
+from .told import tell, tell_sweep
+
+if TYPE_CHECKING:
+    from ..bench.record import Run
+    from ..bench.session import Plan
+
+_Option = typer.Option
+
+Drafts = Annotated[
+    list[str] | None,
+    _Option("--draft", help="As in generate. Repeatable, as are the next four: all combinations run. Default: auto."),
+]
+Rules = Annotated[list[str] | None, _Option("--verify", help="A rule. Default: coupled.")]
+Depths = Annotated[list[str] | None, _Option("--num-speculative-tokens", help="A number, or auto.")]
+Trees = Annotated[list[str] | None, _Option("--tree", metavar="WIDTHS", help="Children a node, such as 4x2x1.")]
+Controllers = Annotated[list[str] | None, _Option("--controller", help="fixed, threshold or cost.")]
+Configs = Annotated[
+    list[str] | None,
+    _Option("--config", metavar="NAME=JSON", help="Also this speculative_config, by this name. Repeatable."),
+]
+Temperatures = Annotated[list[float] | None, _Option("--temperature", help="Repeatable. Default: 0, greedy.")]
+Batches = Annotated[list[int] | None, _Option("--batch", help="Prompts answered at once. Repeatable. Default: 1.")]
+Dtypes = Annotated[list[str] | None, _Option("--dtype", help="Repeatable. Default: bfloat16.")]
+Prompts = Annotated[
+    str | None,
+    _Option(
+        metavar="FILE",
+        help="Spec-Bench's, MT-bench's or HumanEval's JSON Lines, or a .txt, a prompt a line. Default: 48 of our own.",
+    ),
+]
+Count = Annotated[int | None, _Option(help="So many of them, spread evenly. Default: all.")]
+MostTokens = Annotated[int, _Option("--max-tokens", help="Most tokens an answer.")]
+Repeat = Annotated[int, _Option(help="Times that everything is measured; the medians count.")]
+PeerKinds = Annotated[
+    list[str] | None,
+    _Option(
+        "--peer",
+        help="hf (all that apply), hf:plain, hf:lookup, hf:assisted, hf:assisted:tokens=4,schedule=constant. "
+        "Repeatable.",
+    ),
+]
+PeerPython = Annotated[str | None, _Option(metavar="PATH", help="The peers' Python. Default: this one.")]
+Assistant = Annotated[str | None, _Option(metavar="FOLDER", help="The peers' draft model. Default: ours.")]
+PeerTimeout = Annotated[float, _Option(help="Seconds after which a peer that does not answer is out.")]
+Output = Annotated[
+    Path | None, _Option(help="Write the run here, as JSON. The same command goes on where one was stopped.")
+]
+Plot = Annotated[Path | None, _Option(help="Also draw it: a .svg or .png file. Needs draftproof[bench].")]
+AsJson = Annotated[bool, _Option("--json", help="Print the figures as one JSON object.")]
+
+
+def run(
+    model: Model = "smollm2-135m",
+    draft: Drafts = None,
+    verify: Rules = None,
+    num_speculative_tokens: Depths = None,
+    tree: Trees = None,
+    controller: Controllers = None,
+    config: Configs = None,
+    draft_vocabulary: DraftVocabulary = None,
+    draft_quantization: DraftQuantization = None,
+    temperature: Temperatures = None,
+    batch: Batches = None,
+    dtype: Dtypes = None,
+    prompts: Prompts = None,
+    count: Count = None,
+    max_tokens: MostTokens = 128,
+    repeat: Repeat = 1,
+    seed: Annotated[int, _Option(help="Of the first prompt; the others' follow.")] = 0,
+    raw: Annotated[bool, _Option("--raw", help="Prompts as they are, without the chat template.")] = False,
+    peer: PeerKinds = None,
+    peer_python: PeerPython = None,
+    assistant: Assistant = None,
+    peer_timeout: PeerTimeout = 600.0,
+    bounds: Annotated[
+        int, _Option(help="Prompts whose acceptances are also set against the most that is possible; 0 is none.")
+    ] = 8,
+    output: Output = None,
+    plot: Plot = None,
+    trace: Annotated[Path | None, _Option(help="Write every round of ours to this file, as JSON Lines.")] = None,
+    trace_laws: Annotated[
+        int | None, _Option(metavar="M", help="With --trace: the M likeliest tokens of every law, too. Slows ours.")
+    ] = None,
+    threads: Threads = None,
+    exact: Exact = "bits",
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> int:
+    """Measure configurations against plain decoding and peers: one prompt after the other, each by all of them.
+
+    Plain decoding runs twice: what differs between the two is noise. Speed-ups are seconds a token, with 95 %
+    intervals over prompts. The rules of comparison are in docs/fairness.md.
+
+    Example: **draftproof bench run --draft auto --draft ngram --temperature 0 --temperature 1 --peer hf**
+
+    Example: **draftproof bench run --model ./qwen-1.5b --draft auto:./qwen-0.5b --prompts question.jsonl --count 20**
+    """
+    from ..bench.session import Peers, Plan
+
+    systems = configurations(
+        draft, verify, num_speculative_tokens, tree, controller, config, draft_vocabulary, draft_quantization
+    )
+    plan = Plan(
+        model,
+        systems,
+        temperatures=tuple(temperature or (0.0,)),
+        batches=tuple(batch or (1,)),
+        dtypes=tuple(dtype or ("bfloat16",)),
+        questions=prompts,
+        count=count,
+        max_tokens=max_tokens,
+        repeat=repeat,
+        seed=seed,
+        bounds=bounds,
+        raw=raw,
+        threads=threads,
+        exact=exact,
+        peers=Peers(tuple(_kind(each) for each in peer or ()), peer_python, assistant, peer_timeout),
+    )
+    check_places(output, plot)
+    found, status = measured(plan, output, trace, trace_laws)
+    tell(found, plot, as_json)
+    return status
+
+
+def report(
+    file: Annotated[Path, typer.Argument(help="What --output wrote, or the .part of a run that was stopped.")],
+    plot: Plot = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Print the figures of a run file again, or draw them.
+
+    Example: **draftproof bench report r.json --plot r.svg**
+    """
+    from ..bench.files import read_run
+
+    check_places(None, plot)
+    found = read_run(file)
+    (tell_sweep if found.costs else tell)(found, plot, as_json)
+
+
+def configurations(
+    drafts: Sequence[str] | None,
+    verify: Sequence[str] | None,
+    depths: Sequence[str] | None,
+    trees: Sequence[str] | None,
+    controllers: Sequence[str] | None,
+    configs: Sequence[str] | None,
+    draft_vocabulary: int | None,
+    quantization: str | None,
+) -> dict[str, dict[str, Any]]:
+    """All combinations that can be, by name; a note for each that cannot, a ValueError if none can."""
+    from ..speculation import SpeculativeConfig
+
+    found: dict[str, dict[str, Any]] = {}
+    refused: list[ValueError] = []
+    given = drafts or ([] if configs else ["auto"])
+    given = [draft for draft in given if draft != "none"]  # plain decoding is there anyway
+    rules, lengths, shapes, controls = (each or (None,) for each in (verify, depths, trees, controllers))
+    for draft, rule, depth, tree, control in product(given, rules, lengths, shapes, controls):
+        name = system_name(draft, depth, tree, control, rule)
+        try:
+            with_model = "model:" in draft or draft.startswith("auto:")
+            config = speculative_config(
+                draft,
+                False,
+                depth,
+                rule or "coupled",
+                False,
+                tree=tree,
+                controller=control,
+                draft_vocabulary=draft_vocabulary if with_model else None,
+                quantization=quantization if with_model else None,
+            )
+            SpeculativeConfig.of(config)
+        except ValueError as error:
+            refused.append(ValueError(f"{name}: {error}"))
+            continue
+        found[name] = config
+    if refused and not found:
+        raise refused[0]
+    for error in refused:
+        note(f"left out: {error}")
+    return found | dict(_named_config(each) for each in configs or ())
+
+
+def system_name(draft: str, depth: str | None, tree: str | None, control: str | None, rule: str | None) -> str:
+    """What a configuration is called: what it was given, without the folders of its models.
+
+    >>> system_name("auto:./models/small", "4", None, None, "block")
+    'auto:small K=4 block'
+    """
+    parts = [part.rpartition("/")[2] if ":" not in part else _short(part) for part in draft.split(",")]
+    options = [f"K={depth}" if depth is not None else None, tree, control, rule]
+    return " ".join([",".join(parts), *(each for each in options if each is not None)])
+
+
+def _short(draft: str) -> str:
+    kind, _, rest = draft.rpartition(":")
+    return f"{kind}:{rest.rstrip('/').rpartition('/')[2]}"
+
+
+def _named_config(given: str) -> tuple[str, dict[str, Any]]:
+    from ..bench.record import AGAIN, PLAIN
+    from ..speculation import SpeculativeConfig
+
+    name, _, text = given.partition("=")
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f'--config: {given!r} is not NAME=JSON ({error}); such as fast={{"method": "ngram"}}'
+        ) from None
+    if not name or name in (PLAIN, AGAIN):
+        raise ValueError(f"--config: {name!r} is no name that is free; give another one before the =")
+    SpeculativeConfig.of(config)
+    return name, config
+
+
+def _kind(given: str) -> str:
+    """--peer -> what `hugging_face_runners` takes."""
+    family, _, kind = given.partition(":")
+    if family != "hf":
+        raise ValueError(f"--peer: {given!r} is unknown; known are hf, hf:plain, hf:lookup, hf:assisted")
+    return kind or "hf"
+
+
+def check_places(output: Path | None, plot: Path | None) -> None:
+    """Refuse what could not be written, before anything runs."""
+    for name, path in (("--output", output), ("--plot", plot)):
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ValueError(f"{name}: {str(path)!r} is a folder; it must be a file")
+        if not path.resolve().parent.is_dir():
+            raise ValueError(f"{name}: there is no folder {str(path.parent)!r} to write {path.name} in")
+    if plot is not None:
+        from ..bench.plots import require_able
+
+        require_able(plot)
+
+
+def measured(plan: Plan, output: Path | None, trace: Path | None = None, laws: int | None = None) -> tuple[Run, int]:
+    """Run a plan with a progress bar. Exit status: 130 after an interrupt, 1 if plain decoding itself failed; then the
+    run is as far as it came."""
+    from ..bench.runner import RunnerError
+    from ..bench.session import perform, prepare
+    from ..trace import writing
+
+    if laws is not None and trace is None:
+        raise ValueError(f"--trace-laws: {laws} needs --trace, the file to write them to")
+    if output is not None and output.exists():
+        raise ValueError(f"--output: {str(output)!r} exists; report shows it; remove it, or give another file")
+    session = None
+    try:
+        with nullcontext(None) if trace is None else writing(trace, laws or 0) as writer:
+            session = prepare(plan, sys.argv, note, writer)
+            with closing(session), Progress("groups of prompts") as progress:
+                perform(session, output, lambda run, done, total: progress.show(done, total))
+    except KeyboardInterrupt:
+        if session is None:
+            raise
+        note(f"stopped; {_kept(output)}")
+        return session.run, 130
+    except RunnerError as error:
+        if session is None:
+            raise
+        note(f"{error}; nothing is left to compare with: stopped; {_kept(output)}")
+        return session.run, 1
+    return session.run, 0
+
+
+def _kept(output: Path | None) -> str:
+    from ..bench.files import part_of
+
+    if output is None:
+        return "nothing is kept without --output"
+    return f"what was measured is in {part_of(output)}; the same command goes on with the rest"
