@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,7 +13,9 @@ from statistics import median
 from typing import Any
 
 from ..llm import LLM
-from ..sampling import SamplingParams
+from ..models.load import require_known
+from ..sampling import SamplingParams, check_integer
+from ..speculation import SpeculativeConfig
 from ..trace import TraceWriter
 from .bounds import observed
 from .divergence import divergence
@@ -64,9 +67,26 @@ class Plan:
     exact: str = "bits"
     peers: Peers = field(default_factory=Peers)
 
+    def __post_init__(self) -> None:
+        for name, values in (("batch", self.batches), ("max_tokens", [self.max_tokens]), ("repeat", [self.repeat])):
+            for value in values:
+                check_integer(name, value, lambda n: n >= 1, ">= 1")
+        check_integer("bounds", self.bounds, lambda n: n >= 0, ">= 0")
+        if not self.peers.timeout > 0:
+            raise ValueError(f"peer timeout: {self.peers.timeout} is not allowed; it must be above 0 seconds")
+        for dtype in self.dtypes:
+            require_known(dtype, self.exact)
+        for temperature in self.temperatures:
+            SamplingParams(temperature=temperature, seed=self.seed)
+        for name, config in self.systems.items():
+            if name in (PLAIN, AGAIN):
+                raise ValueError(f"system: the name {name!r} is taken; give another one")
+            SpeculativeConfig.of(config)
+
     @property
     def settings(self) -> list[Setting]:
-        return [Setting(*each) for each in product(self.temperatures, self.batches, self.dtypes)]
+        """Each once."""
+        return list(dict.fromkeys(Setting(*each) for each in product(self.temperatures, self.batches, self.dtypes)))
 
 
 @dataclass(slots=True)
@@ -107,10 +127,13 @@ def _prepared(
     stack: ExitStack,
 ) -> Session:
     plain, ours, runners = {}, {}, {}
-    for dtype in plan.dtypes:
+    for dtype in dict.fromkeys(plan.dtypes):
         llm = plain[dtype] = _loaded(plan, dtype, notify)
         ours[dtype] = _ours(plan, llm, dtype, trace)
         runners[dtype] = [*ours[dtype], *_peers(plan, llm, ours[dtype], dtype, stack)]
+        for name, number in Counter(each.name for each in runners[dtype]).items():
+            if number > 1:
+                raise ValueError(f"system: {name!r} is the name of {number}; give yours another one")
     llm = plain[plan.dtypes[0]]
     prompts = {question: llm.encode(question.prompt, raw=plan.raw) for question in questions}
     fitting = [question for question in questions if len(prompts[question]) < llm.loaded.target.max_context]
