@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from .record import PLAIN, Divergence, Dropped, Run
-from .runner import Ask, Measurement, Runner, RunnerError, Setting, checked, per_group, seeds_of
+from .runner import Ask, Measurement, Runner, RunnerError, Setting, checked, groups, seeds_of
 
 _WARM_TOKENS = 8
 
@@ -52,13 +52,14 @@ def measure(run: Run, asked: Asked, runners: Mapping[str, Sequence[Runner]], exp
     if it is plain decoding, nothing is left to compare with, and its RunnerError is raised."""
     for at, setting in enumerate(run.settings):
         have = {measurement.questions for measurement in run.measurements if measurement.setting == at}
-        groups = [each for each in per_group(len(run.questions), setting.batch) if each not in have]
-        if not groups:
+        lengths = [question["prompt_tokens"] for question in run.questions]
+        left = [each for each in groups(lengths, setting.batch) if each not in have]
+        if not left:
             continue
         out = {each.system for each in run.dropped if each.setting == at}
         able, first = _ready(at, setting, asked, [each for each in runners[setting.dtype] if each.name not in out])
         yield first
-        for questions in groups:
+        for questions in left:
             group = _answered(at, setting, asked, questions, able, explain)
             failed = {each.system for each in group.dropped}
             able = [each for each in able if each.name not in failed]

@@ -118,13 +118,15 @@ def checked(ask: Ask, answers: Answers, name: str) -> Answers:
     return answers
 
 
-def per_group(count: int, batch: int) -> list[tuple[int, ...]]:
-    """The questions 0 .. count − 1 in groups that are answered together; the last may be smaller.
+def groups(lengths: Sequence[int], batch: int) -> list[tuple[int, ...]]:
+    """The questions, by their prompts' lengths, in groups that are answered together; the last may be smaller. Prompts
+    of like length go together, so that who pads a batch pads least.
 
-    >>> per_group(5, 2)
-    [(0, 1), (2, 3), (4,)]
+    >>> groups([9, 2, 8, 3, 5], 2), groups([9, 2, 8], 1)
+    ([(1, 3), (4, 2), (0,)], [(0,), (1,), (2,)])
     """
-    return [tuple(range(at, min(at + batch, count))) for at in range(0, count, batch)]
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i]) if batch > 1 else range(len(lengths))
+    return [tuple(order[at : at + batch]) for at in range(0, len(lengths), batch)]
 
 
 def seeds_of(seed: int, questions: Sequence[int]) -> tuple[int, ...]:
