@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from draftproof.bench.files import Part, cost_line, group_line, part_of, read_run, resumed, write_run
+from draftproof.bench.files import Part, cost_line, group_line, part_of, read_run, write_run
 from draftproof.bench.measure import Asked, Group, measure
 from draftproof.bench.record import AGAIN, PLAIN, Bound, Costs, Depth, Divergence, Dropped, Run
 from draftproof.bench.runner import Answer, Answers, Ask, RunnerError, Setting
@@ -47,7 +47,9 @@ def run_of(questions: int = 3, batch: int = 1) -> Run:
 
 
 def asked_of(questions: int = 3, repeat: int = 2) -> Asked:
-    return Asked([(5,) * (i + 1) for i in range(questions)], (END,), 8, repeat, seed=0)
+    return Asked(
+        [(5,) * (i + 1) for i in range(questions)], [str(i) for i in range(questions)], (END,), 8, repeat, seed=0
+    )
 
 
 def nothing(*_):
@@ -56,7 +58,7 @@ def nothing(*_):
 
 def measured(run: Run, asked: Asked, runners: list[Scripted]) -> list[Group]:
     groups = []
-    for group in measure(run, asked, {"bfloat16": runners}, nothing):
+    for group in measure(run, asked, [runners], nothing):
         run.measurements += group.measurements
         run.dropped += group.dropped
         groups.append(group)
@@ -126,26 +128,46 @@ def test_a_run_comes_back_from_its_file(tmp_path):
 
 
 def lines_of(run: Run, path) -> None:
-    part = Part(path, run)
-    for at in range(0, len(run.measurements), 2):
-        part.write(group_line(run.measurements[at : at + 2], run.dropped if at == 0 else [], []))
-    part.write(cost_line(run.costs[0]))
-    part.close()
+    with Part(path) as part:
+        part.begin(run_of())
+        for at in range(0, len(run.measurements), 2):
+            part.write(group_line(run.measurements[at : at + 2], run.dropped if at == 0 else [], []))
+        part.write(cost_line(run.costs[0]))
 
 
-def test_a_line_that_was_cut_does_not_count_and_the_run_goes_on_behind_the_last_whole_one(tmp_path):
+@pytest.mark.parametrize("more", [1, 40, -1], ids=["one byte", "in the middle", "all but its end of line"])
+def test_a_line_that_was_cut_does_not_count_and_the_run_goes_on_behind_the_last_whole_one(tmp_path, more):
     run, path = whole(), tmp_path / "r.json"
     lines_of(run, path)
     part = part_of(path)
-    text = part.read_text()
-    cut = len("".join(text.splitlines(keepends=True)[:3])) + 40
-    part.write_text(text[:cut])
-    found = resumed(path, run_of())
-    assert found.measurements == run.measurements[:4]
-    again = Part(path, found)
-    again.write(group_line(run.measurements[4:], [], []))
-    again.close()
+    lines = part.read_text().splitlines(keepends=True)
+    kept = 3 if more < 0 else 2  # a line whose end alone is missing is whole
+    part.write_text("".join(lines[:2]) + lines[2][:more])
+    with Part(path) as again:
+        found = again.begin(run_of())
+        assert found.measurements == run.measurements[: 2 * (kept - 1)]
+        again.write(group_line(run.measurements[2 * (kept - 1) :], [], []))
     assert read_run(part).measurements == run.measurements
+
+
+def test_a_head_that_was_cut_before_its_end_of_line_goes_on(tmp_path):
+    path = tmp_path / "r.json"
+    with Part(path) as part:
+        part.begin(run_of())
+    part_of(path).write_text(part_of(path).read_text().rstrip("\n"))
+    run = whole()
+    with Part(path) as part:
+        assert part.begin(run_of()).measurements == []
+        part.write(group_line(run.measurements, [], []))
+    assert read_run(part_of(path)).measurements == run.measurements
+
+
+def test_two_runs_do_not_write_one_file(tmp_path):
+    path = tmp_path / "r.json"
+    with Part(path), pytest.raises(ValueError, match="another run is writing it"), Part(path):
+        pass
+    with Part(path):
+        pass
 
 
 def test_another_run_is_not_gone_on_with(tmp_path):
@@ -153,8 +175,17 @@ def test_another_run_is_not_gone_on_with(tmp_path):
     lines_of(whole(), path)
     other = run_of()
     other.asked = {"max_tokens": 16}
-    with pytest.raises(ValueError, match=r"begun with asked\.max_tokens 8, now it is 16; use another --output"):
-        resumed(path, other)
+    with Part(path) as part:
+        with pytest.raises(ValueError, match=r"begun with asked\.max_tokens 8, now it is 16; use another --output"):
+            part.begin(other)
+        other = run_of()
+        other.questions[1]["id"] = "x"
+        with pytest.raises(ValueError, match=r"begun with questions\[1\]\.id '1', now it is 'x'"):
+            part.begin(other)
+        other = run_of()
+        other.provenance = {"draftproof": "1"}
+        with pytest.raises(ValueError, match=r"begun with made\.draftproof '0', now it is '1'"):
+            part.begin(other)
 
 
 @pytest.mark.parametrize(

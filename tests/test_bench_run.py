@@ -4,6 +4,7 @@ lost."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from draftproof.bench.files import part_of, read_run
 from draftproof.bench.record import AGAIN, PLAIN, Run
 from draftproof.bench.sweep import points
 from draftproof.cli import app
-from draftproof.cli.measure import configurations
+from draftproof.cli.measure import Given, configurations
 from draftproof.stats import Stats, together
 from draftproof.trace import read, summed
 from tests.folders import make_folder
@@ -116,7 +117,8 @@ def test_the_trace_of_a_run_adds_up_to_its_counts(folder, prompts, capsys, tmp_p
     argv = (*argv, "--max-tokens", 24, "--bounds", 0, "--output", path, "--trace", trace, "--trace-laws", 3)
     assert bench(capsys, *argv)[0] == 0
     name = "early_exit:1 K=2"
-    traced = [each for each in read(trace).requests if each.begin["label"] == {"system": name}]
+    traced = [each for each in read(trace).requests if each.begin["label"]["system"] == name]
+    assert [each.begin["label"]["question"] for each in traced] == [None, "1", "2", "3"], "the warm-up is no question"
     run = read_run(path)
     stats = [
         Stats.of(answer.stats) for each in run.measurements if each.system == name for answer in each.answers.answers
@@ -125,6 +127,45 @@ def test_the_trace_of_a_run_adds_up_to_its_counts(folder, prompts, capsys, tmp_p
     for name in ("rounds", "drafts", "drafted", "accepted", "bonus", "emitted", "accepted_per_position"):
         assert getattr(measured, name) == getattr(rounds, name)
     assert measured.accepted > 0
+
+
+def test_a_prompt_that_leaves_no_room_is_left_out_and_the_others_are_answered(folder, capsys, tmp_path):
+    file, path = tmp_path / "long.txt", tmp_path / "r.json"
+    file.write_text("ab" * 248 + "\nabab\n")  # with its template 502 of 512 tokens
+    code, _, err = bench(capsys, "run", "--model", folder, *FIXED, "--prompts", file, "--output", path)
+    assert code == 0, err
+    assert "prompt 1 is left out" in err
+    assert [each["id"] for each in read_run(path).questions] == ["2"]
+
+
+def test_a_broken_promise_is_told_and_is_a_failure(folder, prompts, capsys, tmp_path, monkeypatch):
+    real, path = session.Ours.answer, tmp_path / "r.json"
+
+    def answer(self, ask):
+        found = real(self, ask)
+        if self.name != "ngram K=3" or ask.max_tokens < 12:
+            return found
+        [first, *rest] = found.answers
+        other = replace(first, token_ids=(*first.token_ids[:2], first.token_ids[2] ^ 1, *first.token_ids[3:]))
+        return replace(found, answers=(other, *rest))
+
+    monkeypatch.setattr(session.Ours, "answer", answer)
+    argv = ("run", "--model", folder, *FIXED, "--prompts", prompts, "--temperature", 0, "--temperature", 1)
+    code, _, err = bench(capsys, *argv, "--bounds", 0, "--output", path)
+    assert code == 1
+    assert "ngram K=3 promises plain decoding's text, and 3 of its answers at T=1 differ" in err
+    found = read_run(path).divergences
+    assert [(each.position, each.tie) for each in found] == [(2, False)] * 6
+    assert [each.gap is None for each in found] == [False] * 3 + [True] * 3
+
+
+def test_what_a_controller_learns_in_one_setting_is_not_known_in_the_next(folder):
+    plan = session.Plan(folder, {"auto": {"method": "auto"}}, temperatures=(0.0, 1.0), questions=None, count=1)
+    found = session.prepare(plan, ["draftproof"], lambda message: None)
+    first, second = (next(each for each in some if each.name == "auto").llm.drafting for some in found.ours)
+    assert first is not second
+    assert first.records is not second.records
+    assert first.costs is not second.costs
 
 
 def test_an_absent_peer_is_skipped_with_a_word(folder, prompts, capsys):
@@ -163,7 +204,15 @@ def test_a_peer_takes_part(folder, prompts, capsys):
         (("--max-tokens", 0), "max_tokens: 0 is not allowed"),
         (("--bounds", -1), "bounds: -1 is not allowed"),
         (("--seed", -1), "seed: -1 is not allowed"),
-        (("--peer-timeout", 0), "peer timeout: 0.0 is not allowed"),
+        (("--peer", "hf", "--peer-timeout", 0), "--peer-timeout: 0.0 is not allowed"),
+        (("--peer-timeout", 9), "--peer-timeout: 9.0 is for peers; give --peer"),
+        (("--assistant", "x"), "--assistant: 'x' is for peers; give --peer"),
+        (("--verify", "block", "--config", 'fast={"method": "ngram"}'), "--verify: 'block' is for --draft"),
+        (("--draft", "ngram", "--draft-vocabulary", 99), "--draft-vocabulary: 99 is for a draft model"),
+        (("--draft", "model:a/x", "--draft", "model:b/x"), "--draft: two systems are called 'model:x'"),
+        (("--draft", "ngram", "--config", 'ngram={"method": "suffix"}'), "--config: the name 'ngram' is taken"),
+        (("--config", 'x={"method": "suffix", "suffix_cache": true}'), "suffix_cache: True is not allowed for 'x'"),
+        (("--bounds", 2, "--batch", 8), "--bounds: 2 is for one prompt at once"),
         (("--dtype", "int3"), "dtype: 'int3' is unknown"),
     ],
 )
@@ -175,7 +224,7 @@ def test_what_cannot_be_is_told_in_a_line(folder, prompts, capsys, argv, said):
 
 
 def test_combinations_that_cannot_be_are_left_out_with_a_word(capsys):
-    found = configurations(["ngram", "suffix", "none"], None, ["2", "4"], ["2x2"], None, None, None, None)
+    found = configurations(Given(["ngram", "suffix", "none"], depths=["2", "4"], trees=["2x2"]))
     assert list(found) == ["suffix K=2 2x2", "suffix K=4 2x2"]
     assert "left out: ngram K=2 2x2" in capsys.readouterr().err
 

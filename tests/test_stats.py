@@ -1,7 +1,7 @@
 """Statistics are counted events; a rate without a denominator is None."""
 
-from draftproof.base import Draft, Step, Verdict
-from draftproof.stats import Stats
+from draftproof.base import Draft, Kind, Step, Verdict
+from draftproof.stats import Stats, together
 
 
 def stats_of(*steps: Step) -> Stats:
@@ -38,6 +38,46 @@ def test_counts_by_depth_add_up():
     assert sum(stats.accepted_per_position) == stats.accepted
     assert stats.rounds == 3
     assert stats.drafts == 2
+
+
+ONE = Step(Draft.chain(4, [1]), Verdict((0,), (1, 9), "bonus"), (1, 9))
+REFUSED = Step(Draft.chain(4, [1, 2]), Verdict((), (7,), "replacement"), (7,))
+
+
+def shares(stats: Stats) -> list[tuple[int, float | None]]:
+    return [(each.reached, each.conditional) for each in stats.positions]
+
+
+def test_a_depth_is_reached_by_rounds_that_accepted_all_before_it_and_drafted_there():
+    """Ten rounds accept the one token they draft, ten refuse the first of two: nobody was asked about a second."""
+    stats = stats_of(*[ONE] * 10, *[REFUSED] * 10)
+    assert (stats.drafted_per_position, stats.accepted_per_position) == ([20, 10], [10, 0])
+    assert stats.reached_per_position == [20, 0]
+    assert shares(stats) == [(20, 1 / 2), (0, None)]
+    assert [each.marginal for each in stats.positions] == [1 / 2, 0]
+
+
+def test_what_was_cut_away_was_not_reached():
+    assert stats_of(CUT).reached_per_position == [1, 1, 0]
+    refusal_cut = Step(REJECTED.draft, REJECTED.verdict, REJECTED.tokens[:1])
+    assert stats_of(refusal_cut).reached_per_position == [1, 0]
+    assert stats_of(REJECTED).reached_per_position == [1, 1]
+
+
+def test_in_a_tree_a_depth_is_reached_below_what_was_accepted_alone():
+    """Of two siblings the first has a child: who accepts the second has reached nothing beyond it."""
+    tree = Draft(4, (1, 2, 3), (-1, -1, 0), (Kind.CHOSEN,) * 3, ("",) * 3, row_of=(-1,) * 3)
+    childless = Step(tree, Verdict((1,), (2, 9), "bonus"), (2, 9))
+    below = Step(tree, Verdict((0,), (1, 9), "replacement"), (1, 9))
+    assert stats_of(childless).reached_per_position == [1, 0]
+    assert stats_of(below).reached_per_position == [1, 1]
+    assert stats_of(childless, below).drafted_per_position == [4, 2]
+
+
+def test_reached_rounds_add_up_over_requests_and_survive_a_file():
+    stats = together([stats_of(FULL), stats_of(REJECTED, PLAIN)])
+    assert stats.reached_per_position == [2, 2, 1]
+    assert Stats.of(stats.as_dict()) == stats
 
 
 def test_nothing_drafted_is_none_and_not_zero():

@@ -29,7 +29,7 @@ from draftproof.sampling import SamplingParams, law_of
 from draftproof.seats import Request
 from draftproof.solo import Generation
 from draftproof.stats import Stats
-from draftproof.trace import VERSION, Trace, by_depth, origins_of, read, step_of, steps_of, summed, writing
+from draftproof.trace import VERSION, Trace, origins_of, read, step_of, steps_of, summed, writing
 from draftproof.trace.reader import _HOLDS
 from draftproof.trace.record import likeliest, round_record
 from tests.folders import make_folder, said
@@ -183,27 +183,25 @@ def test_t44_what_was_never_drafted_has_no_acceptance(tmp_path, capsys):
     told(tmp_path / "t", PLAIN)
     [request] = read(tmp_path / "t").requests
     assert summed(request).acceptance_rate is None
-    assert by_depth(steps_of(request)) == []
+    assert summed(request).positions == ()
     run(["show", str(tmp_path / "t"), "--json"])
     [shown] = json.loads(capsys.readouterr().out)["requests"]
     assert shown["stats"]["acceptance_rate"] is None
     assert (shown["by_origin"], shown["by_depth"]) == ({}, [])
 
 
-def test_a_depth_is_told_both_ways():
-    first, second, third, fourth = by_depth([T44, FULL, SHORT, PLAIN])
-    assert (first.drafted, first.reached, first.accepted) == (3, 3, 3)
-    assert (second.drafted, second.reached, second.accepted) == (2, 2, 1)
-    assert (third.drafted, third.reached, third.accepted) == (2, 1, 1)
-    assert (third.marginal, third.conditional) == (1 / 2, 1)
-    assert (fourth.drafted, fourth.reached, fourth.accepted) == (2, 1, 1)
+def test_a_depth_is_told_both_ways(tmp_path, capsys):
+    told(tmp_path / "t", T44, FULL, SHORT, PLAIN)
+    shown = json.loads(show(tmp_path / "t", "--json", capsys=capsys))["requests"][0]["by_depth"]
+    counts = [[each[name] for name in ("drafted", "reached", "accepted")] for each in shown]
+    assert counts == [[3, 3, 3], [2, 2, 1], [2, 1, 1], [2, 1, 1]]
+    assert (shown[2]["marginal"], shown[2]["conditional"]) == (1 / 3, 1)
+    [row] = [line for line in show(tmp_path / "t", capsys=capsys).splitlines() if line.split()[:1] == ["3"]]
+    assert row.split() == ["3", "2", "1", "1", "100%", "33%"]
 
 
-def test_what_commit_cut_was_neither_accepted_nor_refused():
+def test_what_commit_cut_has_no_origin():
     cut = replace(FULL, tokens=FULL.tokens[:2])
-    refused = replace(T44, tokens=T44.tokens[:1])
-    assert [(each.reached, each.accepted) for each in by_depth([cut])] == [(1, 1), (1, 1), (0, 0), (0, 0)]
-    assert [(each.reached, each.accepted) for each in by_depth([refused])] == [(1, 1), (0, 0), (0, 0), (0, 0)]
     assert origins_of(cut) == ["ngram", "ngram"]
     assert origins_of(T44) == ["ngram", None]
 

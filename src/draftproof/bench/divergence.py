@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from ..base import Feed, Row, Target
 from ..loop import PIECE
-from .record import Divergence
 
 TIE = 2.0
 """Steps of a dtype that logits may be apart and still be equal but for rounding: one of either's."""
@@ -65,20 +64,6 @@ def explained(
     gap = plain - other
     steps = gap / step_at(max(abs(plain), abs(other)), dtype) if gap else 0.0
     return Explained(position, gap, steps, abs(steps) <= TIE)
-
-
-def divergence(
-    target: Target,
-    prompt: Sequence[int],
-    plain_ids: Sequence[int],
-    other_ids: Sequence[int],
-    dtype: str,
-    system: str,
-    setting: int,
-    question: int,
-) -> Divergence:
-    """The same for the run file, of two answers that differ."""
-    return Divergence(system, setting, question, *explained(target, prompt, plain_ids, other_ids, dtype))
 
 
 def _last_row(target: Target, text: Sequence[int]) -> Row:

@@ -8,6 +8,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from ..aside import whole
+
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#882255", "#999933", "#332288", "#F0E442")
 """Told apart by the colour-blind too: Okabe and Ito's, and further ones of Tol's."""
 
@@ -48,14 +50,10 @@ def saved(path: Path, inches: tuple[float, float], fill: Callable[[Any], None]) 
     require_able(path)
     matplotlib: Any = import_module("matplotlib")
     form = path.suffix.lower()[1:]
-    aside = path.with_name(path.name + ".part")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # not the reader's own taste, which would make another picture of it
         matplotlib.rcParams.update(_STYLE)
         figure = import_module("matplotlib.figure").Figure(figsize=inches, layout="constrained")
         fill(figure)
-        try:
-            figure.savefig(aside, format=form, dpi=120, metadata={"Date": None} if form == "svg" else {})
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
+        with whole(path) as place:
+            figure.savefig(place, format=form, dpi=120, metadata={"Date": None} if form == "svg" else {})

@@ -7,23 +7,26 @@ were finished count. OUT is written aside and renamed when all is there; then OU
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from ..aside import part_of, whole
 from .record import Bound, Costs, Depth, Divergence, Dropped, Run
 from .runner import Answer, Answers, Measurement, Setting
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs of one --output are not kept apart
+    fcntl = None
 
 VERSION = 1
 _MARK = "draftproof_bench"
 _REMEDY = "use another --output or remove the file"
-_HEAD = ("asked", "systems", "settings", "questions")
-
-
-def part_of(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
+_HEAD = ("asked", "settings", "questions", "systems")
+_MAY_DIFFER = ("date", "command", "memory", "models")  # models: their hashes are among what was asked
 
 
 # reading
@@ -48,27 +51,28 @@ def _records(path: Path) -> tuple[list[dict[str, Any]], int]:
     if isinstance(once, dict):
         _require_mark(path, once)
         return [once], len(data)
-    lines = data.split(b"\n")
     found: list[dict[str, Any]] = []
-    whole = 0
+    lines, at, whole = data.split(b"\n"), 0, 0
     for number, line in enumerate(lines, 1):
-        last = number == len(lines) or not any(each.strip() for each in lines[number:])
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line.decode("utf-8"))
-        except ValueError as error:
-            if last and found:
-                break  # what stopped the run has cut it
-            raise ValueError(f"{path}, line {number}: it is not JSON ({error}); it is damaged or no run file") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}: it holds no object; it is damaged or no run file")
-        found.append(record)
-        whole += len(line) + 1
+        at += len(line)
+        if line.strip():
+            try:
+                record = json.loads(line.decode("utf-8"))
+            except ValueError as error:
+                if found and not any(each.strip() for each in lines[number:]):
+                    break  # what stopped the run has cut it
+                raise ValueError(
+                    f"{path}, line {number}: it is not JSON ({error}); it is damaged or no run file"
+                ) from None
+            if not isinstance(record, dict):
+                raise ValueError(f"{path}, line {number}: it holds no object; it is damaged or no run file")
+            found.append(record)
+            whole = at
+        at += 1
     if not found:
         raise ValueError(f"{path}: it is empty; {_REMEDY}")
     _require_mark(path, found[0])
-    return found, min(whole, len(data))
+    return found, whole
 
 
 def _bytes(path: Path) -> bytes:
@@ -160,7 +164,7 @@ def measured(measurement: Measurement) -> dict[str, Any]:
         "answers": [
             {
                 "ids": each.token_ids,
-                "arrivals": [(round(at, 4), count) for at, count in each.arrivals],
+                "arrivals": [(round(at, 6), count) for at, count in each.arrivals],
                 "stats": None if each.stats is None else _rounded(each.stats),
             }
             for each in measurement.answers.answers
@@ -192,84 +196,107 @@ def cost_line(costs: Costs) -> dict[str, Any]:
 
 
 class Part:
-    """OUT.part while a run is under way; without a path nothing is written."""
+    """OUT.part while a run is under way, for one writer at a time; without a path nothing is written."""
 
-    def __init__(self, path: Path | None, run: Run) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path, self._file = path, None
-        if path is None:
-            return
-        part = part_of(path)
-        if part.exists():
-            _, whole = _records(part)
-            os.truncate(part, whole)
-        self._file = part.open("a", encoding="utf-8", newline="\n")
-        if self._file.tell() == 0:
-            self.write(head(run))
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
-            self._file.flush()
+    def __enter__(self) -> Part:
+        if self._path is not None:
+            part = part_of(self._path)
+            self._file = part.open("a", encoding="utf-8", newline="\n")
+            if not _locked(self._file):
+                self._file.close()
+                raise ValueError(f"{part}: another run is writing it; wait for that one, or use another --output")
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
 
+    def begin(self, run: Run) -> Run:
+        """The run that goes on here, with what it has; `run` itself if there is none."""
+        if self._path is None or self._file is None:
+            return run
+        part = part_of(self._path)
+        if not part.stat().st_size:
+            self.write(head(run))
+            return run
+        found, (_, whole) = read_run(part), _records(part)
+        _require_same(part, found, run)
+        self._file.truncate(whole)
+        self._file.write("\n")
+        return found
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(_json(record) + "\n")
+            self._file.flush()
+
     def complete(self, run: Run, figures: Mapping[str, Any]) -> None:
         """The whole run under its name."""
-        self.close()
         if self._path is not None:
             write_run(self._path, run, figures)
             part_of(self._path).unlink(missing_ok=True)
 
 
+def _locked(file: IO[str]) -> bool:
+    """Whether the file is ours alone, where the system has such locks; they end with the process."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def write_run(path: Path, run: Run, figures: Mapping[str, Any]) -> None:
     """All of it, aside and renamed: a member a line, and a line for each measurement, so that runs can be compared."""
-    whole = head(run) | {
+    members = head(run) | {
         "figures": figures,
         "dropped": [asdict(each) for each in run.dropped],
         "divergences": [asdict(each) for each in run.divergences],
         "bounds": [asdict(each) for each in run.bounds],
         "costs": [asdict(each) for each in run.costs],
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.write("{")
-            for name, value in whole.items():
-                file.write(f"{_json(name)}:{_json(value)},\n")
-            file.write('"measurements":[\n')
-            file.write(",\n".join(_json(measured(each)) for each in run.measurements))
-            file.write("\n]}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole(path) as place, place.open("w", encoding="utf-8", newline="\n") as file:
+        file.write("{")
+        for name, value in members.items():
+            file.write(f"{_json(name)}:{_json(value)},\n")
+        file.write('"measurements":[\n')
+        file.write(",\n".join(_json(measured(each)) for each in run.measurements))
+        file.write("\n]}\n")
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def resumed(path: Path, run: Run) -> Run:
-    """The run that goes on in OUT.part, with what it has; `run` itself if there is none. What was asked must be the
-    same; versions and revision may have changed, and are those of its beginning."""
-    part = part_of(path)
-    if not part.exists() or not part.stat().st_size:
-        return run
-    found = read_run(part)
-    for name in _HEAD:
-        was, now = (json.loads(_json(head(each)[name])) for each in (found, run))
-        if was != now:
-            what, old, new = _difference(name, was, now)
-            raise ValueError(f"{part}: it was begun with {what} {old!r}, now it is {new!r}; {_REMEDY}")
-    return found
+def _require_same(part: Path, found: Run, now: Run) -> None:
+    """What was asked, and by which versions on which machine: a run's figures belong together."""
+    for name, was, new in (
+        *((name, head(found)[name], head(now)[name]) for name in _HEAD),
+        ("made", _made(found), _made(now)),
+    ):
+        old, new = json.loads(_json(was)), json.loads(_json(new))
+        if old != new:
+            what, before, after = _difference(name, old, new)
+            raise ValueError(f"{part}: it was begun with {what} {before!r}, now it is {after!r}; {_REMEDY}")
+
+
+def _made(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in run.provenance.items() if name not in _MAY_DIFFER}
 
 
 def _difference(name: str, was: Any, now: Any) -> tuple[str, Any, Any]:
+    """The first place at which two values differ."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in {**was, **now}:
             if was.get(key) != now.get(key):
                 return _difference(f"{name}.{key}", was.get(key), now.get(key))
+    if isinstance(was, list) and isinstance(now, list):
+        for at, (old, new) in enumerate(zip_longest(was, now)):
+            if old != new:
+                return _difference(f"{name}[{at}]", old, new)
     return name, was, now

@@ -5,7 +5,7 @@ So a machine that drifts drifts for all, and no system always follows the same o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -14,7 +14,7 @@ from .runner import Ask, Measurement, Runner, RunnerError, Setting, checked, gro
 
 _WARM_TOKENS = 8
 
-Explain = Callable[[Setting, Ask, Measurement, Measurement], Sequence[Divergence]]
+Explain = Callable[[Setting, Measurement, Measurement], Sequence[Divergence]]
 """Where a system's answers leave those of plain decoding, if the two can be compared."""
 
 
@@ -29,35 +29,39 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """prompts: of the run's questions, as tokens."""
+    """prompts: of the run's questions, as tokens. ids: of the questions."""
 
     prompts: Sequence[Sequence[int]]
+    ids: Sequence[str]
     end_ids: tuple[int, ...]
     max_tokens: int
     repeat: int
     seed: int
 
-    def ask(self, setting: Setting, questions: Sequence[int]) -> Ask:
+    def ask(self, setting: Setting, questions: Sequence[int], repeat: int) -> Ask:
         prompts = tuple(tuple(self.prompts[i]) for i in questions)
-        return Ask(prompts, seeds_of(self.seed, questions), setting.temperature, self.max_tokens, self.end_ids)
+        about = tuple({"setting": setting.name, "question": self.ids[i], "repeat": repeat} for i in questions)
+        seeds = seeds_of(self.seed, questions)
+        return Ask(prompts, seeds, setting.temperature, self.max_tokens, self.end_ids, about)
 
     def warm(self, setting: Setting) -> Ask:
         """As many short prompts as are answered at once."""
         prompts = tuple(tuple(self.prompts[i % len(self.prompts)][:16]) for i in range(setting.batch))
-        return Ask(prompts, (self.seed,) * setting.batch, setting.temperature, _WARM_TOKENS, self.end_ids)
+        about = ({"setting": setting.name, "question": None, "repeat": None},) * setting.batch
+        seeds = (self.seed,) * setting.batch
+        return Ask(prompts, seeds, setting.temperature, min(_WARM_TOKENS, self.max_tokens), self.end_ids, about)
 
 
-def measure(run: Run, asked: Asked, runners: Mapping[str, Sequence[Runner]], explain: Explain) -> Iterator[Group]:
-    """What `run` has not got yet, a group at a time. runners: by dtype, plain first. Who fails is out of that setting;
-    if it is plain decoding, nothing is left to compare with, and its RunnerError is raised."""
+def measure(run: Run, asked: Asked, runners: Sequence[Sequence[Runner]], explain: Explain) -> Iterator[Group]:
+    """What `run` has not got yet, a group at a time. runners: of each setting, plain first. Who fails is out of that
+    setting; if it is plain decoding, nothing is left to compare with, and its RunnerError is raised."""
     for at, setting in enumerate(run.settings):
         have = {measurement.questions for measurement in run.measurements if measurement.setting == at}
-        lengths = [question["prompt_tokens"] for question in run.questions]
-        left = [each for each in groups(lengths, setting.batch) if each not in have]
+        left = [each for each in groups(run.questions, setting.batch) if each not in have]
         if not left:
             continue
         out = {each.system for each in run.dropped if each.setting == at}
-        able, first = _ready(at, setting, asked, [each for each in runners[setting.dtype] if each.name not in out])
+        able, first = _ready(at, setting, asked, [each for each in runners[at] if each.name not in out])
         yield first
         for questions in left:
             group = _answered(at, setting, asked, questions, able, explain)
@@ -93,10 +97,11 @@ def _fault(runner: Runner, ask: Ask) -> str | None:
 def _answered(
     at: int, setting: Setting, asked: Asked, questions: tuple[int, ...], able: Sequence[Runner], explain: Explain
 ) -> Group:
-    ask, group = asked.ask(setting, questions), Group()
+    group = Group()
     random = Random(repr((asked.seed, at, questions)))
     first: dict[str, Measurement] = {}
     for repeat in range(asked.repeat):
+        ask = asked.ask(setting, questions, repeat)
         for runner in random.sample(able, len(able)):
             if any(each.system == runner.name for each in group.dropped):
                 continue
@@ -112,5 +117,5 @@ def _answered(
             first.setdefault(runner.name, measurement)
     for name, measurement in first.items():
         if name != PLAIN:
-            group.divergences.extend(explain(setting, ask, first[PLAIN], measurement))
+            group.divergences.extend(explain(setting, first[PLAIN], measurement))
     return group

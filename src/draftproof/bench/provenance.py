@@ -137,6 +137,15 @@ def _quoted(argument: str, home: str) -> str:
     return shown[:2] + (shlex.quote(rest) if rest else "")  # a shell expands ~ only where it is not quoted
 
 
+def homeless(value: Any) -> Any:
+    """Any JSON value with ~ for the home folder in its texts, so that a file does not tell whose machine made it."""
+    if isinstance(value, str):
+        return _without_home(value, _home())
+    if isinstance(value, Mapping):
+        return {name: homeless(each) for name, each in value.items()}
+    return [homeless(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def _without_home(text: str, home: str) -> str:
     """~ for the home folder, wherever it stands in the text. Bytes that are no UTF-8 are spelled out."""
     if home:

@@ -46,15 +46,16 @@ class Bound:
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """Where an answer first differs from plain decoding's. position: of the token in the answer, from 0. gap: how far
-    apart the target's own logits of the two tokens lie there; steps: the same in steps of the dtype at that size; tie:
-    no more than two of them, which rounding alone may turn."""
+    apart the target's own logits of the two tokens lie there; steps: the same in steps of the dtype at that size; both
+    None where a text is drawn, and more than logits decide. tie: no more than two steps, which rounding alone may turn;
+    never of a system that promises plain's very text, for which any difference is a fault."""
 
     system: str
     setting: int
     question: int
     position: int
-    gap: float
-    steps: float
+    gap: float | None
+    steps: float | None
     tie: bool
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from ..wording import counted
 from .bootstrap import Interval
 from .figures import HF_PLAIN, PHASES, Figures, Percentiles, SettingFigures, SystemFigures, figures
 from .pace import SLOW, SpeedUp
@@ -31,7 +32,7 @@ def lines(run: Run | Figures, width: int = 110) -> str:
 
 
 def _setting(setting: SettingFigures, width: int) -> Iterator[str]:
-    title = f"{setting.name}: {_count(setting.questions, 'prompt')}"
+    title = f"{setting.name}: {counted(setting.questions, 'prompt')}"
     yield f"{title}\n{'=' * len(title)}"
     yield _systems(setting, width)
     yield _paragraphs(_COLUMNS, width)
@@ -147,12 +148,12 @@ def _noise(found: Interval | None) -> str:
 
 def _of(system: SystemFigures, questions: int) -> Iterator[str]:
     if system.questions < questions:
-        yield f"{system.questions} of {_count(questions, 'prompt')} measured"
+        yield f"{system.questions} of {counted(questions, 'prompt')} measured"
     if system.same is not None and system.same.equal < system.same.compared:
         same = system.same
         kinds = ((same.ties, "by a tie"), (same.others, "without a tie"), (same.unseen, "not looked into"))
         told = ", ".join(f"{count} {how}" for count, how in kinds if count)
-        yield f"{same.compared - same.equal} of {_count(same.compared, 'text')} not as plain's ({told})"
+        yield f"{same.compared - same.equal} of {counted(same.compared, 'text')} not as plain's ({told})"
     if system.same_tokens is False:
         yield "not the same text in every repeat"
     if system.same_tokens and system.same_counts is False:
@@ -162,14 +163,6 @@ def _of(system: SystemFigures, questions: int) -> Iterator[str]:
             f"{origin or 'unnamed'} {each.accepted} of {each.drafted}"
             for origin, each in system.drafting.origins.items()
         )
-
-
-def _count(number: int, what: str) -> str:
-    """
-    >>> _count(1, "prompt"), _count(2, "prompt")
-    ('1 prompt', '2 prompts')
-    """
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 # by category, by depth, by phase
@@ -253,7 +246,7 @@ def _losses(system: SystemFigures) -> Iterator[str]:
         what = "group" if any(len(each.questions) > 1 for each in slow) else "prompt"
         yield (
             f"{system.name} is below {SLOW:.2f} of {PLAIN} on {len(slow)} of "
-            f"{_count(system.against_plain.groups, what)}; worst: {', '.join(worst.questions)} ({worst.ratio:.2f})."
+            f"{counted(system.against_plain.groups, what)}; worst: {', '.join(worst.questions)} ({worst.ratio:.2f})."
         )
 
 

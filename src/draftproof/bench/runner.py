@@ -28,13 +28,15 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Prompts to be answered together, as tokens, each with its seed. Nothing but the temperature shapes the law: no
-    top-k, no penalties. An answer ends at one of end_ids, which is kept, or with max_tokens."""
+    top-k, no penalties. An answer ends at one of end_ids, which is kept, or with max_tokens. about: what each is asked
+    for, for traces."""
 
     prompts: tuple[tuple[int, ...], ...]
     seeds: tuple[int, ...]
     temperature: float
     max_tokens: int
     end_ids: tuple[int, ...]
+    about: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +120,24 @@ def checked(ask: Ask, answers: Answers, name: str) -> Answers:
     return answers
 
 
-def groups(lengths: Sequence[int], batch: int) -> list[tuple[int, ...]]:
-    """The questions, by their prompts' lengths, in groups that are answered together; the last may be smaller. Prompts
-    of like length go together, so that who pads a batch pads least.
+def groups(questions: Sequence[Mapping[str, Any]], batch: int) -> list[tuple[int, ...]]:
+    """The questions of a run in groups that are answered together; the last may be smaller. Those of a category go
+    together, and of these those of like length, so that who pads a batch pads little.
 
-    >>> groups([9, 2, 8, 3, 5], 2), groups([9, 2, 8], 1)
-    ([(1, 3), (4, 2), (0,)], [(0,), (1,), (2,)])
+    >>> asked = [{"category": "b", "prompt_tokens": 9}, {"category": "a", "prompt_tokens": 2}]
+    >>> asked += [{"category": "b", "prompt_tokens": 3}, {"category": "b", "prompt_tokens": 8}]
+    >>> groups(asked, 2), groups(asked, 1)
+    ([(2, 3), (0, 1)], [(0,), (1,), (2,), (3,)])
     """
-    order = sorted(range(len(lengths)), key=lambda i: lengths[i]) if batch > 1 else range(len(lengths))
-    return [tuple(order[at : at + batch]) for at in range(0, len(lengths), batch)]
+    first: dict[str, int] = {}
+    for at, question in enumerate(questions):
+        first.setdefault(question["category"], at)
+
+    def place(at: int) -> tuple[int, int]:
+        return first[questions[at]["category"]], questions[at]["prompt_tokens"]
+
+    order = sorted(range(len(questions)), key=place) if batch > 1 else range(len(questions))
+    return [tuple(order[at : at + batch]) for at in range(0, len(questions), batch)]
 
 
 def seeds_of(seed: int, questions: Sequence[int]) -> tuple[int, ...]:

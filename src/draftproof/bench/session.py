@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -18,16 +18,16 @@ from ..sampling import SamplingParams, check_integer
 from ..speculation import SpeculativeConfig
 from ..trace import TraceWriter
 from .bounds import observed
-from .divergence import divergence
+from .divergence import explained, first_divergence
 from .figures import figures
-from .files import Part, bound_line, cost_line, group_line, resumed
-from .measure import Asked, Group, measure
+from .files import Part, bound_line, cost_line, group_line
+from .measure import Asked, measure
 from .ours import Ours
 from .peers import hugging_face_runners, methods_named
-from .provenance import provenance
+from .provenance import homeless, provenance
 from .questions import fingerprint, read_questions
-from .record import AGAIN, PLAIN, Bound, Run
-from .runner import Ask, Measurement, Question, Runner, Setting, seeds_of
+from .record import AGAIN, PLAIN, Bound, Divergence, Run
+from .runner import Measurement, Question, Runner, Setting, groups, seeds_of
 from .sweep import costs_of
 
 Notify = Callable[[str], None]
@@ -81,6 +81,8 @@ class Plan:
         for name, config in self.systems.items():
             if name in (PLAIN, AGAIN):
                 raise ValueError(f"system: the name {name!r} is taken; give another one")
+            if config.get("suffix_cache"):
+                raise ValueError(f"suffix_cache: True is not allowed for {name!r}; it would remember its own answers")
             SpeculativeConfig.of(config)
 
     @property
@@ -91,14 +93,14 @@ class Plan:
 
 @dataclass(slots=True)
 class Session:
-    """Everything loaded. prompts: of the run's questions, as tokens."""
+    """Everything loaded. plain: by dtype, to look things up with. ours, runners: of each setting."""
 
     plan: Plan
     run: Run
     asked: Asked
     plain: dict[str, LLM]
-    ours: dict[str, list[Ours]]
-    runners: dict[str, list[Runner]]
+    ours: list[list[Ours]]
+    runners: list[list[Runner]]
     stack: ExitStack
 
     def close(self) -> None:
@@ -126,35 +128,51 @@ def _prepared(
     trace: TraceWriter | None,
     stack: ExitStack,
 ) -> Session:
-    plain, ours, runners = {}, {}, {}
-    for dtype in dict.fromkeys(plan.dtypes):
-        llm = plain[dtype] = _loaded(plan, dtype, notify)
-        ours[dtype] = _ours(plan, llm, dtype, trace)
-        runners[dtype] = [*ours[dtype], *_peers(plan, llm, ours[dtype], dtype, stack)]
-        for name, number in Counter(each.name for each in runners[dtype]).items():
-            if number > 1:
-                raise ValueError(f"system: {name!r} is the name of {number}; give yours another one")
+    plain = {dtype: _loaded(plan, dtype, notify) for dtype in dict.fromkeys(plan.dtypes)}
+    ours = [_ours(plan, plain[setting.dtype], setting.dtype, trace) for setting in plan.settings]
+    by_dtype = {setting.dtype: mine for setting, mine in zip(plan.settings, ours, strict=True)}
+    peers = {dtype: _peers(plan, llm, by_dtype[dtype], dtype, stack) for dtype, llm in plain.items()}
+    runners = [[*mine, *peers[setting.dtype]] for setting, mine in zip(plan.settings, ours, strict=True)]
+    _require_distinct([each.name for each in runners[0]])
     llm = plain[plan.dtypes[0]]
     prompts = {question: llm.encode(question.prompt, raw=plan.raw) for question in questions}
-    fitting = [question for question in questions if len(prompts[question]) < llm.loaded.target.max_context]
+    room = llm.loaded.target.max_context - plan.max_tokens
+    fitting = [question for question in questions if len(prompts[question]) <= room]
     for question in questions:
         if question not in fitting:
-            notify(f"question {question.id} is left out: its {len(prompts[question])} tokens leave no room to answer")
+            tokens = len(prompts[question])
+            notify(f"prompt {question.id} is left out: {tokens} tokens and {plan.max_tokens} more are too many")
     if not fitting:
-        raise ValueError("--prompts: none of them fits the model's context; give shorter ones")
+        raise ValueError(
+            "--prompts: with --max-tokens more, none of them fits the model's context; give less of either"
+        )
     models = {llm.loaded.name: llm.loaded.path} | {
-        draft.name: draft.path for each in ours[plan.dtypes[0]] if (draft := each.llm.drafting.draft) is not None
+        draft.name: draft.path for each in ours[0] if (draft := each.llm.drafting.draft) is not None
     }
+    if plan.peers.kinds and plan.peers.assistant is not None:
+        models[f"assistant {Path(plan.peers.assistant).name}"] = Path(plan.peers.assistant).expanduser()
     origin = provenance(argv, models)
     run = Run(
         origin,
         _identity(plan, questions, origin["models"]),
-        _described(runners),
+        [
+            homeless({"name": each.name, "dtype": setting.dtype, **each.describe()})
+            for setting, some in zip(plan.settings, runners, strict=True)
+            if setting == next(first for first in plan.settings if first.dtype == setting.dtype)
+            for each in some
+        ],
         plan.settings,
         [{"id": q.id, "category": q.category, "prompt_tokens": len(prompts[q])} for q in fitting],
     )
-    asked = Asked([prompts[q] for q in fitting], tuple(llm.end_ids), plan.max_tokens, plan.repeat, plan.seed)
+    tokens, ids = [prompts[q] for q in fitting], [q.id for q in fitting]
+    asked = Asked(tokens, ids, tuple(llm.end_ids), plan.max_tokens, plan.repeat, plan.seed)
     return Session(plan, run, asked, plain, ours, runners, stack)
+
+
+def _require_distinct(names: Sequence[str]) -> None:
+    for name, number in Counter(names).items():
+        if number > 1:
+            raise ValueError(f"system: {name!r} is the name of {number}; give yours another one")
 
 
 def _loaded(plan: Plan, dtype: str, notify: Notify) -> LLM:
@@ -172,19 +190,18 @@ def _loaded(plan: Plan, dtype: str, notify: Notify) -> LLM:
 
 
 def _ours(plan: Plan, llm: LLM, dtype: str, trace: TraceWriter | None) -> list[Ours]:
+    """Made anew for each setting, so that what a controller has learnt in one is not known in the next."""
     llms = {PLAIN: llm, AGAIN: llm}
     for name, config in plan.systems.items():
         llms[name] = llm.speculating(_forgetful(config))
-    return [
-        Ours(name, each if trace is None else each.traced(trace, label={"system": name}), dtype)
-        for name, each in llms.items()
-    ]
+    alone = len(set(plan.dtypes)) == 1
+    return [Ours(name, each, dtype, trace, alone) for name, each in llms.items()]
 
 
 def _forgetful(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without a memory of earlier answers: a prompt is answered several times."""
-    looks = config.get("method", "auto") in ("auto", "suffix") or "suffix" in config.get("drafters", ())
-    return {"suffix_cache": False, **config} if looks else dict(config)
+    looks = "suffix" in SpeculativeConfig.of(config).parts
+    return {**config, "suffix_cache": False} if looks else dict(config)
 
 
 def _peers(plan: Plan, llm: LLM, ours: Sequence[Ours], dtype: str, stack: ExitStack) -> list[Runner]:
@@ -208,12 +225,6 @@ def _peers(plan: Plan, llm: LLM, ours: Sequence[Ours], dtype: str, stack: ExitSt
     return list(found)
 
 
-def _described(runners: Mapping[str, Sequence[Runner]]) -> list[dict[str, Any]]:
-    """Each system once, as it is under the first dtype."""
-    first = next(iter(runners.values()))
-    return [{"name": each.name, **each.describe()} for each in first]
-
-
 def _identity(plan: Plan, questions: Sequence[Question], models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All that must be the same for a run to be gone on with, beside systems, settings and questions. models: as
     `provenance` has them, the target first."""
@@ -235,26 +246,44 @@ def _identity(plan: Plan, questions: Sequence[Question], models: Sequence[Mappin
     }
 
 
-def perform(session: Session, output: Path | None, tick: Callable[[Run, int, int], None]) -> Run:
-    """Measure what is not there yet. tick: is told the run, groups done and groups in all. An interrupt leaves
-    OUT.part, and the run as far as it came in session.run."""
-    run = session.run = session.run if output is None else resumed(output, session.run)
-    total = sum(-(-len(run.questions) // setting.batch) for setting in run.settings)
-    part = Part(output, run)
-    try:
+def perform(session: Session, output: Path | None, tick: Callable[[int, int], None]) -> Run:
+    """Measure what is not there yet. tick: is told groups done and groups in all. Whatever stops it, what was measured
+    is in session.run and in OUT.part."""
+    with Part(output) as part:
+        run = session.run = part.begin(session.run)
+        total = sum(len(groups(run.questions, setting.batch)) for setting in run.settings)
+        tick(_done(run), total)
         _measure_costs(session, run, part)
         for group in measure(run, session.asked, session.runners, _explain(session)):
-            _add(run, group)
+            run.measurements += group.measurements
+            run.dropped += group.dropped
+            run.divergences += group.divergences
             part.write(group_line(group.measurements, group.dropped, group.divergences))
-            tick(run, _done(run), total)
+            tick(_done(run), total)
         _measure_costs(session, run, part)
         for bound in _bounds(session, run):
             run.bounds.append(bound)
             part.write(bound_line([bound]))
         part.complete(run, figures(run).as_dict())
-    finally:
-        part.close()
     return run
+
+
+def broken_promises(run: Run) -> list[str]:
+    """What must not be: systems that promise plain decoding's very text, and answers of theirs that are not."""
+    exact = _exact(run)
+    counts = Counter(
+        (each.system, each.setting)
+        for each in run.divergences
+        if (each.system, run.settings[each.setting].dtype) in exact
+    )
+    return [
+        f"{system} promises plain decoding's text, and {number} of its answers at {run.settings[at].name} differ"
+        for (system, at), number in counts.items()
+    ]
+
+
+def _exact(run: Run) -> set[tuple[str, str]]:
+    return {(each["name"], each["dtype"]) for each in run.systems if each.get("claim") == "bit-exact"}
 
 
 def _measure_costs(session: Session, run: Run, part: Part) -> None:
@@ -262,7 +291,7 @@ def _measure_costs(session: Session, run: Run, part: Part) -> None:
     if session.plan.costs:
         dtype = session.plan.dtypes[0]
         context = int(median(question["prompt_tokens"] for question in run.questions)) + session.plan.max_tokens // 2
-        run.costs.append(costs_of(session.plain[dtype], session.ours[dtype], context))
+        run.costs.append(costs_of(session.plain[dtype], session.ours[0], context))
         part.write(cost_line(run.costs[-1]))
 
 
@@ -270,47 +299,46 @@ def _done(run: Run) -> int:
     return len({(each.setting, each.questions) for each in run.measurements})
 
 
-def _add(run: Run, group: Group) -> None:
-    run.measurements += group.measurements
-    run.dropped += group.dropped
-    run.divergences += group.divergences
-
-
-def _explain(session: Session) -> Callable[[Setting, Ask, Measurement, Measurement], list[Any]]:
+def _explain(session: Session) -> Callable[[Setting, Measurement, Measurement], list[Divergence]]:
     """Compares what can be compared: greedy texts, and those of our own systems that promise the same."""
-    exact = {each["name"] for each in session.run.systems if each.get("claim") == "bit-exact"}
+    exact = _exact(session.run)
 
-    def explain(setting: Setting, ask: Ask, plain: Measurement, other: Measurement) -> list[Any]:
-        if setting.temperature > 0 and other.system not in exact:
+    def explain(setting: Setting, plain: Measurement, other: Measurement) -> list[Divergence]:
+        promised = (other.system, setting.dtype) in exact
+        if setting.temperature > 0 and not promised:
             return []
         found = []
-        target = session.plain[setting.dtype].loaded.target
         for i, question in enumerate(other.questions):
             ids = plain.answers.answers[i].token_ids, other.answers.answers[i].token_ids
-            if ids[0] != ids[1]:
-                found.append(
-                    divergence(target, ask.prompts[i], *ids, setting.dtype, other.system, other.setting, question)
-                )
+            position = first_divergence(*ids)
+            if position is None:
+                continue
+            gap, steps, tie = None, None, False
+            if setting.temperature == 0:
+                with suppress(ValueError):  # a peer may say a token that the target does not have
+                    prompt = session.asked.prompts[question]
+                    _, gap, steps, tie = explained(
+                        session.plain[setting.dtype].loaded.target, prompt, *ids, setting.dtype
+                    )
+            found.append(Divergence(other.system, other.setting, question, position, gap, steps, tie and not promised))
         return found
 
     return explain
 
 
 def _bounds(session: Session, run: Run) -> Iterator[Bound]:
-    """Of our systems that draft, in every setting of one prompt at once; a batch has the same laws."""
+    """Of our lossless systems that draft, in every setting of one prompt at once; a batch has the same laws."""
     have = {(each.system, each.setting) for each in run.bounds}
     out = {(each.system, each.setting) for each in run.dropped}
     count = min(session.plan.bounds, len(run.questions))
     chosen = [i * len(run.questions) // count for i in range(count)]
     for at, setting in enumerate(run.settings):
-        for each in session.ours[setting.dtype]:
-            key = (each.name, at)
-            if setting.batch > 1 or not each.llm.drafting.origins or key in have or key in out or not count:
+        for each in session.ours[at]:
+            drafts = each.llm.drafting.origins and each.llm.claim != "lossy"
+            if setting.batch > 1 or not drafts or not count or (each.name, at) in have | out:
                 continue
-            seeds = seeds_of(session.plan.seed, chosen)
             params = [
                 SamplingParams(temperature=setting.temperature, seed=seed, max_tokens=session.plan.max_tokens)
-                for seed in seeds
+                for seed in seeds_of(session.plan.seed, chosen)
             ]
-            depths = observed(each.llm, [session.asked.prompts[i] for i in chosen], params)
-            yield Bound(each.name, at, depths)
+            yield Bound(each.name, at, observed(each.llm, [session.asked.prompts[i] for i in chosen], params))

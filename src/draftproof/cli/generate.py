@@ -53,6 +53,7 @@ from .options import (
     speculative_config,
     structured,
 )
+from .places import check_laws, check_trace
 from .shown import coloured, rendered, summary
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def generate(
     A line of a JSON Lines file: **{"id": 1, "messages": [{"role": "user", "content": "Hi"}], "top_p": 0.9}**
     """
     _one_or_many(prompt, prompts, output, as_json)
-    check_trace(trace, trace_laws, {"--prompts": prompts, "--output": output})
+    check_laws(trace_laws, trace)
+    check_trace(trace, {"--prompts": None if prompts in (None, "-") else Path(prompts), "--output": output})
     if logprobs is not None and prompts is None and not as_json:
         raise ValueError(f"--logprobs: {logprobs} needs --json; a text has no room for them")
     if processed_logprobs and logprobs is None:
@@ -275,36 +277,14 @@ def check_early(text: str | None, sampling: dict[str, Any], speculation: dict[st
     check_settings(sampling, speculation)
 
 
-def check_trace(trace: Path | None, laws: int | None, others: dict[str, Any]) -> None:
-    """Refuse a trace that could not be written. others: files that it must not be, by their options."""
-    if laws is not None and trace is None:
-        raise ValueError(f"--trace-laws: {laws} needs --trace, the file that they are written to")
-    if laws is not None and laws < 1:
-        raise ValueError(f"--trace-laws: {laws} is not allowed; it must be >= 1")
-    if trace is None:
-        return
-    if trace.is_dir():
-        raise ValueError(f"--trace: {str(trace)!r} is a folder; it must be a file")
-    if not trace.parent.is_dir():
-        raise ValueError(f"--trace: there is no folder {str(trace.parent)!r} to write {trace.name} in")
-    for option, other in others.items():
-        if other is not None and not _names(trace).isdisjoint(_names(Path(other))):
-            raise ValueError(f"--trace: {str(trace)!r} is that of {option} too; give another file")
-
-
-def _names(path: Path) -> set[Path]:
-    """Where a file is, and where it is before it is complete."""
-    path = path.resolve()
-    return {path, path.with_name(path.name + ".part")}
-
-
 @contextmanager
 def _traced(llm: LLM, trace: Path | None, laws: int | None) -> Generator[LLM]:
     """The same, telling its rounds to a file if one is named."""
     if trace is None:
         yield llm
         return
-    from ..trace import part_of, writing
+    from ..aside import part_of
+    from ..trace import writing
 
     try:
         with writing(trace, laws or 0) as writer:

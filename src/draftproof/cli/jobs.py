@@ -7,7 +7,6 @@ the input, and OUT.part goes. So whatever stops a job, what was finished is in o
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
@@ -17,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..aside import part_of, whole
 from .notes import note
 from .options import params
+from .places import check_place
 from .prompts import Item, read_items
 from .shown import Caught, acceptance
 
@@ -58,25 +59,18 @@ def prepare(source: str, output: Path | None, sampling: dict[str, Any], system: 
     path = _place(output, source)
     by_name = {item.name: item for item in items}
     found: dict[str, Found] = {}
-    for file in (path, _part(path)):
+    for file in (path, part_of(path)):
         if file.exists():
             found |= _finished(file, by_name)
     return Job(items, path, raw, found)
 
 
-def _part(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
-
-
 def _place(output: Path, source: str) -> Path:
     path = output.resolve()
-    if path.is_dir():
-        raise ValueError(f"--output: {str(output)!r} is a folder; it must be a file")
+    check_place("--output", output)
     if path.exists() and not path.is_file():
         raise ValueError(f"--output: {str(output)!r} is no plain file; leave it out to write to standard output")
-    if not path.parent.is_dir():
-        raise ValueError(f"--output: there is no folder {str(path.parent)!r} to write {path.name} in")
-    if source != "-" and Path(source).resolve() in (path, _part(path)):
+    if source != "-" and Path(source).resolve() in (path, part_of(path)):
         raise ValueError(f"--output: {str(output)!r} would overwrite the prompts; give another file")
     return path
 
@@ -299,9 +293,9 @@ class _Files:
     def __init__(self, job: Job, path: Path) -> None:
         self._names, self._path = [item.name for item in job.items], path
         self._lines = {name: found.line for name, found in job.found.items()}
-        part = _part(path)
+        part = part_of(path)
         if part.exists():  # anew, without what was cut and what failed
-            _write_aside(part, [found.line for found in job.found.values()])
+            _write(part, [found.line for found in job.found.values()])
         self._file = part.open("a", encoding="utf-8", newline="\n")
 
     def write(self, item: Item, line: str) -> None:
@@ -313,21 +307,13 @@ class _Files:
         self._file.close()
 
     def complete(self) -> None:
-        _write_aside(self._path, [self._lines[name] for name in self._names])
-        _part(self._path).unlink(missing_ok=True)
+        _write(self._path, [self._lines[name] for name in self._names])
+        part_of(self._path).unlink(missing_ok=True)
 
 
-def _write_aside(path: Path, lines: Iterable[str]) -> None:
-    """The whole file or, if anything goes wrong, what was there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(line + "\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _write(path: Path, lines: Iterable[str]) -> None:
+    with whole(path) as place, place.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(line + "\n" for line in lines)
 
 
 # telling
@@ -382,7 +368,7 @@ def _report(job: Job, tally: Tally, status: int) -> None:
     if status:
         kept = "nothing else is kept without --output"
         if job.output is not None:
-            kept = f"kept in {_part(job.output)}; the same command goes on with the rest"
+            kept = f"kept in {part_of(job.output)}; the same command goes on with the rest"
         note(f"stopped: {done} of {len(job.items)} prompts are finished, {kept}")
     note(
         f"{done} of {len(job.items)} prompts done{before}, {len(tally.failed)} failed, {tally.tokens} tokens, "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..bench.session import Plan
 
 _Option = typer.Option
+_PATIENCE = 600.0
 
 Drafts = Annotated[
     list[str] | None,
@@ -58,7 +60,9 @@ PeerKinds = Annotated[
 ]
 PeerPython = Annotated[str | None, _Option(metavar="PATH", help="The peers' Python. Default: this one.")]
 Assistant = Annotated[str | None, _Option(metavar="FOLDER", help="The peers' draft model. Default: ours.")]
-PeerTimeout = Annotated[float, _Option(help="Seconds after which a peer that does not answer is out.")]
+PeerTimeout = Annotated[
+    float | None, _Option(help="Seconds after which a peer that does not answer is out. Default: 600.")
+]
 Output = Annotated[
     Path | None, _Option(help="Write the run here, as JSON. The same command goes on where one was stopped.")
 ]
@@ -88,10 +92,11 @@ def run(
     peer: PeerKinds = None,
     peer_python: PeerPython = None,
     assistant: Assistant = None,
-    peer_timeout: PeerTimeout = 600.0,
+    peer_timeout: PeerTimeout = None,
     bounds: Annotated[
-        int, _Option(help="Prompts whose acceptances are also set against the most that is possible; 0 is none.")
-    ] = 8,
+        int | None,
+        _Option(help="Prompts whose acceptances are also set against the most that is possible; 0: none. Default: 8."),
+    ] = None,
     output: Output = None,
     plot: Plot = None,
     trace: Annotated[Path | None, _Option(help="Write every round of ours to this file, as JSON Lines.")] = None,
@@ -114,25 +119,38 @@ def run(
     """
     from ..bench.session import Peers, Plan
 
+    _require_peer_for({"--peer-python": peer_python, "--assistant": assistant, "--peer-timeout": peer_timeout}, peer)
     systems = configurations(
-        draft, verify, num_speculative_tokens, tree, controller, config, draft_vocabulary, draft_quantization
+        Given(
+            draft or ([] if config else ["auto"]),
+            verify or (),
+            num_speculative_tokens or (),
+            tree or (),
+            controller or (),
+            config or (),
+            draft_vocabulary,
+            draft_quantization,
+        )
     )
+    batches = tuple(batch or (1,))
+    if bounds is not None and min(batches) > 1:
+        raise ValueError(f"--bounds: {bounds} is for one prompt at once; leave it out, or give --batch 1 too")
     plan = Plan(
         model,
         systems,
         temperatures=tuple(temperature or (0.0,)),
-        batches=tuple(batch or (1,)),
+        batches=batches,
         dtypes=tuple(dtype or ("bfloat16",)),
         questions=prompts,
         count=count,
         max_tokens=max_tokens,
         repeat=repeat,
         seed=seed,
-        bounds=bounds,
+        bounds=8 if bounds is None else bounds,
         raw=raw,
         threads=threads,
         exact=exact,
-        peers=Peers(tuple(_kind(each) for each in peer or ()), peer_python, assistant, peer_timeout),
+        peers=Peers(tuple(_kind(each) for each in peer or ()), peer_python, assistant, peer_timeout or _PATIENCE),
     )
     check_places(output, plot)
     found, status = measured(plan, output, trace, trace_laws)
@@ -157,28 +175,22 @@ def report(
     (tell_sweep if found.costs else tell)(found, plot, as_json)
 
 
-def configurations(
-    drafts: Sequence[str] | None,
-    verify: Sequence[str] | None,
-    depths: Sequence[str] | None,
-    trees: Sequence[str] | None,
-    controllers: Sequence[str] | None,
-    configs: Sequence[str] | None,
-    draft_vocabulary: int | None,
-    quantization: str | None,
-) -> dict[str, dict[str, Any]]:
+def configurations(given: Given) -> dict[str, dict[str, Any]]:
     """All combinations that can be, by name; a note for each that cannot, a ValueError if none can."""
     from ..speculation import SpeculativeConfig
 
+    drafts = [draft for draft in given.drafts if draft != "none"]  # plain decoding is there anyway
+    given.require_used(drafts)
     found: dict[str, dict[str, Any]] = {}
     refused: list[ValueError] = []
-    given = drafts or ([] if configs else ["auto"])
-    given = [draft for draft in given if draft != "none"]  # plain decoding is there anyway
-    rules, lengths, shapes, controls = (each or (None,) for each in (verify, depths, trees, controllers))
-    for draft, rule, depth, tree, control in product(given, rules, lengths, shapes, controls):
+    rules, depths, trees, controls = (
+        each or (None,) for each in (given.rules, given.depths, given.trees, given.controls)
+    )
+    for draft, rule, depth, tree, control in product(drafts, rules, depths, trees, controls):
         name = system_name(draft, depth, tree, control, rule)
+        if name in found:
+            raise ValueError(f"--draft: two systems are called {name!r}; give one of them by --config NAME=JSON")
         try:
-            with_model = "model:" in draft or draft.startswith("auto:")
             config = speculative_config(
                 draft,
                 False,
@@ -187,8 +199,8 @@ def configurations(
                 False,
                 tree=tree,
                 controller=control,
-                draft_vocabulary=draft_vocabulary if with_model else None,
-                quantization=quantization if with_model else None,
+                draft_vocabulary=given.draft_vocabulary if _has_model(draft) else None,
+                quantization=given.quantization if _has_model(draft) else None,
             )
             SpeculativeConfig.of(config)
         except ValueError as error:
@@ -199,7 +211,44 @@ def configurations(
         raise refused[0]
     for error in refused:
         note(f"left out: {error}")
-    return found | dict(_named_config(each) for each in configs or ())
+    for name, config in map(_named_config, given.configs):
+        if name in found:
+            raise ValueError(f"--config: the name {name!r} is taken; give another one")
+        found[name] = config
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the command line says of systems."""
+
+    drafts: Sequence[str]
+    rules: Sequence[str] = ()
+    depths: Sequence[str] = ()
+    trees: Sequence[str] = ()
+    controls: Sequence[str] = ()
+    configs: Sequence[str] = ()
+    draft_vocabulary: int | None = None
+    quantization: str | None = None
+
+    def require_used(self, drafts: Sequence[str]) -> None:
+        """That no option is given for nothing."""
+        options = {
+            "--verify": self.rules,
+            "--num-speculative-tokens": self.depths,
+            "--tree": self.trees,
+            "--controller": self.controls,
+        }
+        for name, values in options.items():
+            if values and not drafts:
+                raise ValueError(f"{name}: {values[0]!r} is for --draft; a --config says its own")
+        for name, value in (("vocabulary", self.draft_vocabulary), ("quantization", self.quantization)):
+            if value is not None and not any(map(_has_model, drafts)):
+                raise ValueError(f"--draft-{name}: {value!r} is for a draft model; no --draft has one")
+
+
+def _has_model(draft: str) -> bool:
+    return "model:" in draft or draft.startswith("auto:")
 
 
 def system_name(draft: str, depth: str | None, tree: str | None, control: str | None, rule: str | None) -> str:
@@ -231,6 +280,15 @@ def _named_config(given: str) -> tuple[str, dict[str, Any]]:
     return name, config
 
 
+def _require_peer_for(options: Mapping[str, Any], peers: Sequence[str] | None) -> None:
+    for name, value in options.items():
+        if value is not None and not peers:
+            raise ValueError(f"{name}: {value!r} is for peers; give --peer, such as --peer hf")
+    timeout = options["--peer-timeout"]
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise ValueError(f"--peer-timeout: {timeout} is not allowed; it must be seconds above 0")
+
+
 def _kind(given: str) -> str:
     """--peer -> what `hugging_face_runners` takes."""
     family, _, kind = given.partition(":")
@@ -255,33 +313,31 @@ def check_places(output: Path | None, plot: Path | None) -> None:
 
 
 def measured(plan: Plan, output: Path | None, trace: Path | None = None, laws: int | None = None) -> tuple[Run, int]:
-    """Run a plan with a progress bar. Exit status: 130 after an interrupt, 1 if plain decoding itself failed; then the
-    run is as far as it came."""
+    """Run a plan with a progress bar. Exit status: 130 after an interrupt; 1 if plain decoding itself failed, or a
+    system broke its promise of the same text. The run is as far as it came."""
     from ..bench.runner import RunnerError
-    from ..bench.session import perform, prepare
+    from ..bench.session import broken_promises, perform, prepare
     from ..trace import writing
 
-    if laws is not None and trace is None:
-        raise ValueError(f"--trace-laws: {laws} needs --trace, the file to write them to")
     if output is not None and output.exists():
         raise ValueError(f"--output: {str(output)!r} exists; report shows it; remove it, or give another file")
-    session = None
+    session, status = None, 0
     try:
         with nullcontext(None) if trace is None else writing(trace, laws or 0) as writer:
             session = prepare(plan, sys.argv, note, writer)
             with closing(session), Progress("groups of prompts") as progress:
-                perform(session, output, lambda run, done, total: progress.show(done, total))
-    except KeyboardInterrupt:
+                perform(session, output, progress.show)
+    except (KeyboardInterrupt, RunnerError) as error:
         if session is None:
             raise
-        note(f"stopped; {_kept(output)}")
-        return session.run, 130
-    except RunnerError as error:
-        if session is None:
-            raise
-        note(f"{error}; nothing is left to compare with: stopped; {_kept(output)}")
-        return session.run, 1
-    return session.run, 0
+        failed = isinstance(error, RunnerError)
+        status = 1 if failed else 130
+        why = f"{error}; nothing is left to compare with: stopped" if failed else "stopped"
+        note(f"{why}; {_kept(output)}")
+    for fault in broken_promises(session.run):
+        note(fault)
+        status = status or 1
+    return session.run, status
 
 
 def _kept(output: Path | None) -> str:

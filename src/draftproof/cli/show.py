@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..wording import counted
 from .notes import note
 from .shown import acceptance, coloured
 
 if TYPE_CHECKING:
     from ..base import Step
     from ..stats import Stats
-    from ..trace import Depth, Trace, Traced
+    from ..trace import Trace, Traced
 
 _Option = typer.Option
 _COLOURS = (32, 36, 33, 35, 34, 92, 96, 93, 95, 94)  # of SGR, one an origin; the target's own text has none
@@ -78,7 +79,7 @@ def _known(requests: Sequence[Traced]) -> str:
 
 def summary_of(request: Traced) -> dict[str, Any]:
     """A request's figures, all of them counted from its rounds."""
-    from ..trace import by_depth, steps_of, summed
+    from ..trace import summed
 
     stats, end = summed(request), request.end or {}
     return {
@@ -96,10 +97,7 @@ def summary_of(request: Traced) -> dict[str, Any]:
             origin: {"drafted": drafted, "accepted": accepted, "rate": accepted / drafted}
             for origin, drafted, accepted in _by_origin(stats)
         },
-        "by_depth": [
-            asdict(each) | {"marginal": each.marginal, "conditional": each.conditional}
-            for each in by_depth(steps_of(request))
-        ],
+        "by_depth": [asdict(each) for each in stats.positions],
     }
 
 
@@ -111,7 +109,7 @@ def _by_origin(stats: Stats) -> list[tuple[str, int, int]]:
 
 
 def _show_requests(requests: Sequence[Traced]) -> None:
-    from ..trace import by_depth, steps_of, summed
+    from ..trace import steps_of, summed
 
     if not requests:
         note("the trace holds no request")
@@ -122,7 +120,7 @@ def _show_requests(requests: Sequence[Traced]) -> None:
             colours.setdefault(origin, _COLOURS[len(colours) % len(_COLOURS)])
         print("" if i == 0 else "\n", _headline(request), sep="")
         print(painted(request, steps, colours) if coloured() else request.text)
-        for line in _figures(request, stats, by_depth(steps)):
+        for line in _figures(request, stats):
             print(line)
     if colours and coloured():
         legend = [_paint(_named(origin), colour) for origin, colour in colours.items()]
@@ -158,18 +156,21 @@ def _paint(text: str, colour: int) -> str:
     return f"\033[{colour}m{text}\033[0m" if text else ""
 
 
-def _figures(request: Traced, stats: Stats, depths: Sequence[Depth]) -> Iterable[str]:
+def _figures(request: Traced, stats: Stats) -> Iterable[str]:
     yield (
         f"  {stats.emitted} tokens, {stats.rounds} rounds, {stats.tokens_per_pass or 0:.2f} tokens/pass, "
         f"{stats.tokens_per_second or 0:.1f} tokens/s ({acceptance(stats.accepted, stats.drafted)})"
     )
     for origin, drafted, accepted in _by_origin(stats):
         yield f"  {_named(origin)}: {acceptance(accepted, drafted)}"
-    if depths:
-        yield "  depth  rounds that drafted there  accepted  of these  of those that reached it"
-    for depth, each in enumerate(depths, 1):
+    if stats.positions:
+        yield "  depth  tokens drafted  rounds that reached it  accepted  of these  of all that drafted"
+    for each in stats.positions:
         marginal, conditional = _percent(each.marginal), _percent(each.conditional)
-        yield f"  {depth:>5}  {each.drafted:>25}  {each.accepted:>8}  {marginal:>8}  {conditional:>24}"
+        yield (
+            f"  {each.depth:>5}  {each.drafted:>14}  {each.reached:>22}  {each.accepted:>8}  {conditional:>8}  "
+            f"{marginal:>19}"
+        )
     yield f"  seconds: {', '.join(f'{phase} {spent:.3f}' for phase, spent in stats.seconds.items())}"
     if request.end is not None and stats.as_dict() != request.end["stats"]:
         yield "  its rounds do not add up to the statistics that it ended with"
@@ -211,8 +212,8 @@ def drawn(record: Mapping[str, Any], texts: Mapping[int, str]) -> Iterable[str]:
     draft, tests = step.draft, {test["node"]: (i, test) for i, test in enumerate(record["tests"])}
     laws, kept = record.get("laws"), set(step.verdict.path[: step.accepted])
     yield (
-        f"round {record['round']} of {record['request']}, after {draft.root} tokens: {_count(len(draft), 'token')} "
-        f"drafted, {_count(step.rows, 'row')} for {_count(step.requests, 'request')}"
+        f"round {record['round']} of {record['request']}, after {draft.root} tokens: {counted(len(draft), 'token')} "
+        f"drafted, {counted(step.rows, 'row')} for {counted(step.requests, 'request')}"
         f"{f'; {step.why}' if step.why else ''}"
     )
     waiting = [(node, 1) for node in reversed(children(draft.parents, -1))]
@@ -255,7 +256,3 @@ def _laws(laws: Mapping[str, Any], texts: Mapping[int, str], indent: str) -> Ite
 
 def _spelled(token: int, texts: Mapping[int, str]) -> str:
     return f"{json.dumps(texts.get(token, ''), ensure_ascii=False)}[{token}]"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

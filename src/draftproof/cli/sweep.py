@@ -11,6 +11,7 @@ import typer
 from .measure import (
     AsJson,
     Count,
+    Given,
     MostTokens,
     Output,
     Plot,
@@ -73,9 +74,13 @@ def sweep(
     chains = [str(depth) for depth in numbers(depths) if depth > 0]
     systems = {}
     if chains:
-        systems |= configurations(chosen, None, chains, None, None, None, draft_vocabulary, draft_quantization)
+        systems |= configurations(
+            Given(chosen, depths=chains, draft_vocabulary=draft_vocabulary, quantization=draft_quantization)
+        )
     if tree:
-        systems |= configurations(chosen, None, None, tree, None, None, draft_vocabulary, draft_quantization)
+        systems |= configurations(
+            Given(chosen, trees=tree, draft_vocabulary=draft_vocabulary, quantization=draft_quantization)
+        )
     plan = Plan(
         model,
         systems,

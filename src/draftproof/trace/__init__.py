@@ -9,20 +9,17 @@ The first line is a header. A request has a line when its first round is over, o
 docs/traces.md has them field by field.
 """
 
-from .reader import Depth, Trace, Traced, by_depth, origins_of, read, steps_of, summed
+from .reader import Trace, Traced, origins_of, read, steps_of, summed
 from .record import step_of
-from .writer import VERSION, Tracer, TraceWriter, part_of, writing
+from .writer import VERSION, Tracer, TraceWriter, writing
 
 __all__ = [
     "VERSION",
-    "Depth",
     "Trace",
     "TraceWriter",
     "Traced",
     "Tracer",
-    "by_depth",
     "origins_of",
-    "part_of",
     "read",
     "step_of",
     "steps_of",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..base import Step
 from ..stats import Stats
-from ..trees import depths
 from .record import step_of
 from .writer import VERSION
 
@@ -137,43 +136,3 @@ def origins_of(step: Step) -> list[str | None]:
     """Who drafted each token that the round added to the text; None for the target's own."""
     drafted = [step.draft.origin[node] for node in step.verdict.path[: step.accepted]]
     return [*drafted, *[None] * (len(step.tokens) - step.accepted)]
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """Of one level of drafts, in rounds. drafted: something was drafted there. reached: all above was accepted, and
-    something was drafted below it. accepted: something of that was accepted."""
-
-    drafted: int = 0
-    reached: int = 0
-    accepted: int = 0
-
-    @property
-    def marginal(self) -> float | None:
-        """accepted/drafted."""
-        return self.accepted / self.drafted if self.drafted else None
-
-    @property
-    def conditional(self) -> float | None:
-        """accepted/reached: given that what is above was accepted."""
-        return self.accepted / self.reached if self.reached else None
-
-
-def by_depth(steps: Iterable[Step]) -> list[Depth]:
-    """From depth 1 on. What commit cut away was neither accepted nor refused.
-
-    >>> from draftproof.base import Draft, Step, Verdict
-    >>> step = Step(Draft.chain(4, [1, 2, 3]), Verdict((0,), (1, 9), "replacement"), (1, 9))
-    >>> [(depth.drafted, depth.reached, depth.accepted) for depth in by_depth([step])]
-    [(1, 1, 1), (1, 1, 0), (1, 0, 0)]
-    """
-    counts: list[list[int]] = []
-    for step in steps:
-        deepest = max(depths(step.draft.parents), default=0)
-        while len(counts) < deepest:
-            counts.append([0, 0, 0])
-        refused = step.verdict.last == "replacement" and len(step.tokens) == len(step.verdict.tokens)
-        for place, upto in enumerate((deepest, step.accepted + refused, step.accepted)):
-            for level in range(upto):
-                counts[level][place] += 1
-    return [Depth(*each) for each in counts]

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from ..aside import growing
 from ..base import Draft, Step, Verdict, Watch
 from ..sampling import check_integer
 from ..seats import Request
@@ -169,33 +170,10 @@ def writing(path: str | Path, laws: int = 0) -> Generator[TraceWriter]:
     laws: tokens to tell of each law that decided something, the likeliest first; 0 tells none. It makes rounds slower.
     """
     check_integer("laws", laws, lambda n: n >= 0, ">= 0")
-    with aside(Path(path)) as file:
+    with growing(Path(path)) as file:
         writer = TraceWriter(file, laws)
         yield writer
         writer.complete()
-
-
-@contextmanager
-def aside(path: Path) -> Generator[IO[str]]:
-    """A file to write by lines: PATH.part, which is renamed to PATH if all goes well, and stays if anything was written
-    and something goes wrong."""
-    path, part = path.resolve(), part_of(path)
-    # half a surrogate pair becomes its JSON escape
-    with part.open("w", buffering=1, encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-        try:
-            yield file
-        except BaseException:
-            if part != path and not part.stat().st_size:
-                part.unlink()
-            raise
-    if part != path:
-        part.replace(path)
-
-
-def part_of(path: Path) -> Path:
-    """Where a file is written before it is complete: a pipe or a device is written as it is."""
-    path = path.resolve()
-    return path.with_name(path.name + ".part") if path.is_file() or not path.exists() else path
 
 
 def _numbered(name: str) -> Iterator[str]:
