@@ -8,8 +8,7 @@ import torch
 from folders import make_folder, said
 from transformers import LlamaForCausalLM
 
-from draftproof.bench.divergence import divergence, explained, first_divergence, step_at
-from draftproof.bench.record import Divergence
+from draftproof.bench.divergence import explained, first_divergence, step_at
 from draftproof.llm import LLM
 from draftproof.loop import PIECE
 from draftproof.models.table import TableTarget
@@ -108,12 +107,6 @@ def test_a_session_is_closed_after_an_error():
 def test_answers_that_do_not_differ_are_not_explained():
     with pytest.raises(ValueError, match="other_ids: 2 tokens that nowhere differ"):
         explained(leaning(0.0, 1.0), [0], [1, 1, 1], [1, 1], "float32")
-
-
-def test_it_is_recorded_with_whose_it_is():
-    target = leaning(1.0, 20.25, 20.0, 19.0)
-    found = divergence(target, [0], [1, 1], [1, 2], "bfloat16", "peer", 3, 7)
-    assert found == Divergence("peer", 3, 7, position=1, gap=0.25, steps=2.0, tie=True)
 
 
 @pytest.mark.usefixtures("one_thread")

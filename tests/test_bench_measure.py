@@ -9,8 +9,8 @@ import pytest
 
 from draftproof.bench.files import Part, cost_line, group_line, part_of, read_run, write_run
 from draftproof.bench.measure import Asked, Group, measure
-from draftproof.bench.record import AGAIN, PLAIN, Bound, Costs, Depth, Divergence, Dropped, Run
-from draftproof.bench.runner import Answer, Answers, Ask, RunnerError, Setting
+from draftproof.bench.record import AGAIN, PLAIN, Bound, Depth, Divergence, Dropped, ForwardCosts, Run
+from draftproof.bench.runner import Answer, Answers, Ask, RunnerError, Setting, checked
 
 END = 9
 
@@ -48,7 +48,7 @@ def run_of(questions: int = 3, batch: int = 1) -> Run:
 
 def asked_of(questions: int = 3, repeat: int = 2) -> Asked:
     return Asked(
-        [(5,) * (i + 1) for i in range(questions)], [str(i) for i in range(questions)], (END,), 8, repeat, seed=0
+        [(5,) * (i + 1) for i in range(questions)], [str(i) for i in range(questions)], (END,), 10, 8, repeat, seed=0
     )
 
 
@@ -101,6 +101,22 @@ def test_an_answer_that_cannot_be_puts_its_system_out():
     assert [each.why for each in run.dropped] == ["long: answer 0 has 20 tokens; 1 to 8 were asked for"]
 
 
+@pytest.mark.parametrize(
+    ("ids", "arrivals", "said"),
+    [
+        ((1, 2), ((0.1, 2),), "stops after 2 tokens without an end-of-sequence token"),
+        ((END, 1, END), ((0.1, 3),), "goes on after an end-of-sequence token"),
+        ((1, 10, END), ((0.1, 3),), "has a token that is none of 10"),
+        ((1, END), ((0.1, 1),), "of which ((0.1, 1),) tells otherwise"),
+        ((), (), "has 0 tokens"),
+    ],
+)
+def test_what_is_no_answer_is_told(ids, arrivals, said):
+    ask = asked_of().ask(Setting(), (0,), 0)
+    with pytest.raises(RunnerError, match=re.escape(said)):
+        checked(ask, Answers(1.0, (Answer(ids, arrivals),)), "odd")
+
+
 def test_what_was_measured_is_not_measured_again():
     run = run_of()
     measured(run, asked_of(), [Scripted(PLAIN, [])])
@@ -115,7 +131,7 @@ def whole() -> Run:
     measured(run, asked_of(), [Scripted(PLAIN, []), Scripted("fast", [], refuses="why")])
     run.divergences.append(Divergence("fast", 0, 1, 3, 0.5, 2.0, True))
     run.bounds.append(Bound("fast", 0, (Depth(4, 2, 2.5),)))
-    run.costs.append(Costs(64, {1: 0.01, 2: 0.02}, {"fast": 0.03}, {"fast": 0.001}))
+    run.costs.append(ForwardCosts(64, {1: 0.01, 2: 0.02}, {"fast": 0.03}, {"fast": 0.001}))
     return run
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 import venv
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from transformers import AutoModelForCausalLM
 
 from draftproof.bench import peers
 from draftproof.bench.hugging_face import cut
+from draftproof.bench.line import Line
 from draftproof.bench.peers import HuggingFace, Method, PeerProcess, hugging_face_runners, methods_named
 from draftproof.bench.runner import Ask, Runner, RunnerError, Setting
 from tests.folders import make_folder
 
 OWN = {"top_k": 1, "repetition_penalty": 1.8}  # what the folder asks for, and nobody shall apply
 PROMPTS = tuple(tuple(text.encode()) for text in ("one two one two one two one", "three", "and four, and four, and"))
-ASK = Ask(PROMPTS[:1], (7,), 0.0, 24, ())
+ASK = Ask(PROMPTS[:1], (7,), 0.0, 24, (), 257)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +142,7 @@ def test_settings_are_applied_and_begin_anew_with_every_answer(tmp_path):
     kinds += ["assisted:tokens=3", "assisted:tokens=5,schedule=heuristic", "assisted:tokens=3,confidence=0.99"]
     found = hugging_face_runners(kinds, None, tmp_path / "same", tmp_path / "same", "float32", 1, 120.0)
     ask = replace(ASK, max_tokens=48)
-    with found[0]:
+    with closing(found[0]):
         _, *again = [each.answer(ask).answers[0] for each in found for _ in range(2)]
     ten, four, five_alike, *assisted = ([count for _, count in answer.arrivals] for answer in again[::2])
     assert (max(ten), max(four), max(five_alike)) == (11, 5, 5)
@@ -180,6 +181,32 @@ def test_without_a_draft_model_nothing_is_assisted(folders):
     [runner] = hugging_face_runners(["assisted:tokens=2"], None, folders[0], None, "float32", 1, 5.0)
     assert runner.cannot(Setting(dtype="float32")) == "it needs a draft model"
     assert [each.name for each in methods_named(["hf"], assistant=False)] == ["hf plain", "hf lookup"]
+
+
+def test_an_assistant_that_cannot_be_loaded_puts_out_what_it_assists_alone(folders, tmp_path):
+    kinds = ["assisted:tokens=2", "plain", "lookup"]
+    assisted, plain, lookup = hugging_face_runners(kinds, None, folders[0], tmp_path, "float32", 1, 120.0)
+    with closing(plain):
+        assert fault(assisted, ASK).startswith("hf assisted constant 2: its assistant cannot be loaded: ")
+        assert said(plain) == said(lookup)
+        assert fault(assisted, ASK).startswith("hf assisted constant 2: its assistant cannot be loaded: ")
+        assert said(plain)
+
+
+def test_an_assistant_that_is_not_there_is_refused_at_once(folders, tmp_path):
+    with pytest.raises(ValueError, match=r"^assistant: there is no folder '.*/no'; give that of a model$"):
+        hugging_face_runners(["plain"], None, folders[0], tmp_path / "no", "float32", 1, 5.0)
+
+
+def test_a_home_folder_is_nobodys_business(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    process = PeerProcess(tmp_path / "bin" / "python", tmp_path / "models" / "big", tmp_path / "small", "f", 1, 5.0)
+    told = process.describe()
+    assert (told["python"], told["model"], told["assistant"]) == ("~/bin/python", "big", "small")
+    assert str(process.cannot()).startswith("skipped: ~/bin/python is no Python")
+    broken = peer(tmp_path, f"reply(error='no {tmp_path}/x')")
+    with closing(broken):
+        assert fault(broken) == "hf plain: no ~/x"
 
 
 def test_settings_of_its_own_are_read_and_named():
@@ -242,6 +269,29 @@ def test_what_libraries_print_is_no_reply(tmp_path, monkeypatch):
         PeerProcess(sys.executable, Path(), None, "bfloat16", 1, 30.0).ask({})
 
 
+OLD = """
+__version__ = "4.50"
+class logging:
+    set_verbosity_error = disable_progress_bar = staticmethod(lambda: None)
+class Model:
+    def __init__(self, dtype): self.dtype = dtype
+    def eval(self): return self
+class AutoModelForCausalLM:
+    from_pretrained = staticmethod(lambda folder, *, torch_dtype: Model(torch_dtype))
+GenerationConfig = dict
+"""
+
+
+def test_transformers_of_old_are_asked_in_their_own_words(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("__version__ = float32 = '2'\nset_num_threads = print")
+    (tmp_path / "transformers.py").write_text(OLD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    line = Line([sys.executable, str(peers.PROGRAM)], os.environ)
+    found = line.ask({"op": "load", "model": "m", "dtype": "float32", "threads": 1}, 30.0)
+    line.close()
+    assert found == {"ok": True, "versions": {"torch": "2", "transformers": "4.50"}}
+
+
 # a peer that fails
 
 
@@ -257,11 +307,11 @@ def reply(ids=(1, 2), arrivals=((0.5, 2),), seconds=1.0, **more):
     print(json.dumps({"seconds": seconds, "answers": answers, "peak_bytes": None} | more), flush=True)
 
 for line in sys.stdin:
-    if json.loads(line)["op"] == "load":
+    if json.loads(line)["op"] in ("load", "assist"):
         print('{"ok": true}', flush=True)
         continue
 """
-SHORT = Ask(((1, 2, 3),), (0,), 0.0, 2, ())
+SHORT = Ask(((1, 2, 3),), (0,), 0.0, 2, (), 257)
 
 
 def peer(folder: Path, body: str, timeout: float = 20.0) -> HuggingFace:
@@ -308,7 +358,7 @@ def fault(runner: HuggingFace, ask: Ask = SHORT) -> str:
     ],
 )
 def test_a_peer_that_crashes_is_named_and_gone(tmp_path, monkeypatch, body: str, message: str):
-    monkeypatch.setattr(peers, "_GRACE", 0.3)
+    monkeypatch.setattr("draftproof.bench.line._GRACE", 0.3)
     runner = peer(tmp_path, body)
     assert fault(runner) == f"hf plain: {message}"
     assert all(gone(pid) for pid in pids(tmp_path))
@@ -333,7 +383,7 @@ def test_a_peer_that_crashes_is_named_and_gone(tmp_path, monkeypatch, body: str,
     ],
 )
 def test_a_peer_that_answers_nonsense_is_refused_and_goes_on(tmp_path, body: str, message: str):
-    with peer(tmp_path, body) as runner:
+    with closing(peer(tmp_path, body)) as runner:
         assert fault(runner).startswith(f"hf plain: {message}")
         assert fault(runner)
         assert len(pids(tmp_path)) == 1
@@ -353,6 +403,19 @@ def test_a_peer_that_hangs_is_killed_with_what_it_started(tmp_path):
     assert all(gone(pid) for pid in found)
 
 
+def test_a_peer_that_crashes_leaves_nothing_that_it_started(tmp_path):
+    body = (
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], stdout=subprocess.DEVNULL)\n"
+        "with (here / 'pids').open('a') as file:\n"
+        "    print(child.pid, file=file)\n"
+        "sys.exit(3)"
+    )
+    assert fault(peer(tmp_path, body)) == "hf plain: its process ended with exit status 3"
+    found = pids(tmp_path)
+    assert len(found) == 2
+    assert all(gone(pid) for pid in found)
+
+
 def test_a_peer_that_does_not_read_is_killed_too(tmp_path):
     runner = peer(tmp_path, "reply()\ntime.sleep(600 * json.loads(line)['temperature'])", timeout=1.0)
     assert said(runner, SHORT) == said(runner, replace(SHORT, temperature=1.0))
@@ -361,14 +424,14 @@ def test_a_peer_that_does_not_read_is_killed_too(tmp_path):
 
 
 def test_chatter_does_not_fill_anything_up(tmp_path):
-    with peer(tmp_path, "sys.stderr.write('x' * 1_000_000); sys.stderr.flush(); reply()") as runner:
+    with closing(peer(tmp_path, "sys.stderr.write('x' * 1_000_000); sys.stderr.flush(); reply()")) as runner:
         assert said(runner, SHORT) == [(1, 2)]
     expected = f"hf plain: its process ended with exit status 1: {'y' * 200}..."
     assert fault(peer(tmp_path, "sys.exit('x' * 1_000_000 + '\\n' + 'y' * 1_000)")) == expected
 
 
 def test_threads_are_as_many_as_asked_for(tmp_path):
-    with peer(tmp_path, "reply(error=os.environ['OMP_NUM_THREADS'])") as runner:
+    with closing(peer(tmp_path, "reply(error=os.environ['OMP_NUM_THREADS'])")) as runner:
         assert fault(runner) == "hf plain: 1"
 
 
@@ -399,6 +462,16 @@ def test_the_first_answer_of_a_process_is_not_counted(tmp_path):
     runner.close()
 
 
+def test_the_first_answer_with_an_assistant_is_not_counted(tmp_path):
+    plain = peer(tmp_path, "count = globals().get('count', 0) + 1\nreply(seconds=float(count))")
+    plain._process.assistant = tmp_path
+    assisted = HuggingFace(Method("assisted", {"tokens": 5, "schedule": "constant", "confidence": 0.0}), plain._process)
+    with closing(plain):
+        assert [plain.answer(SHORT).seconds for _ in range(2)] == [2.0, 3.0]
+        assert [assisted.answer(SHORT).seconds for _ in range(2)] == [5.0, 6.0]
+        assert plain.answer(SHORT).seconds == 7.0
+
+
 def test_one_that_cannot_be_loaded_is_not_tried_again(tmp_path):
     runner = peer(tmp_path, "")
     (tmp_path / "fake.py").write_text(HEAD.split("for line")[0] + "sys.exit(4)")
@@ -412,7 +485,7 @@ def test_interrupted_it_ends(tmp_path, monkeypatch):
 
     runner = peer(tmp_path, "reply()")
     assert said(runner, SHORT)
-    monkeypatch.setattr(peers, "_exchanged", interrupt)
+    monkeypatch.setattr("draftproof.bench.line._exchanged", interrupt)
     with pytest.raises(KeyboardInterrupt):
         runner.answer(SHORT)
     assert gone(pids(tmp_path)[0])

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from draftproof.bench.plots import SweepPoint, draw, draw_sweep, require_able
+from draftproof.bench.plots import draw, draw_sweep, require_able
 from draftproof.bench.record import AGAIN, PLAIN, Bound, Depth, Run
 from draftproof.bench.runner import Answer, Answers, Measurement, Setting
+from draftproof.bench.sweep import SweepPoint
 from draftproof.stats import Stats
 
 
@@ -18,6 +19,7 @@ def stats(name: str) -> Stats:
     if name not in (PLAIN, AGAIN):
         found = Stats(rounds=40, drafts=40, drafted=80, accepted=40, emitted=80)
         found.drafted_per_position, found.accepted_per_position = [40, 40], [30, 10]
+        found.reached_per_position = [40, 30]
     found.seconds |= {"prefill": 0.1, "propose": 0.1, "forward": 0.5, "verify": 0.1, "commit": 0.1, "total": 0.9}
     return found
 
@@ -56,13 +58,14 @@ def point(depth: int, speed_up: float = 1.5, series: str = "suffix", **given) ->
 
 
 def test_a_run_is_drawn_with_its_systems_categories_and_phases(tmp_path, words):
-    run = run_of(PLAIN, AGAIN, "suffix", "hf plain", settings=(Setting(), Setting(1.0, batch=1)))
+    run = run_of(PLAIN, AGAIN, "suffix", "hf plain", questions=8, settings=(Setting(), Setting(1.0, batch=1)))
     run.bounds.append(Bound("suffix", 0, (Depth(40, 30, 35.0), Depth(30, 10, 12.0))))
     draw(run, tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
     assert {"suffix", "hf plain", "kind 0", "kind 1", "all", "forward", "not told apart"} <= set(words)
-    assert {"noise: plain against itself", "most that any rule could accept"} <= set(words)
-    assert {"greedy, bfloat16, 4 prompts", "temperature 1, bfloat16, 4 prompts"} <= set(words)
+    assert {"noise: plain against itself", "most that any lossless\nrule could accept"} <= set(words)
+    assert "prefill, up to the\nfirst forward's end" in words
+    assert {"greedy, bfloat16, 8 prompts", "temperature 1, bfloat16, 8 prompts"} <= set(words)
 
 
 def test_the_same_run_is_the_same_picture_and_undated(tmp_path):
@@ -89,6 +92,43 @@ def test_one_question_is_drawn_whoever_answered(tmp_path, systems):
     pytest.importorskip("matplotlib")
     draw(run_of(*systems, questions=1), tmp_path / "run.svg")
     assert (tmp_path / "run.svg").stat().st_size
+
+
+@pytest.fixture
+def curves(monkeypatch) -> dict[str, dict[str, tuple[float, ...]]]:
+    """By style, then by label: the heights of what was drawn as a curve."""
+    line = pytest.importorskip("matplotlib.lines").Line2D
+    found: dict[str, dict[str, tuple[float, ...]]] = {}
+    drawn = line.draw
+
+    def spy(self, renderer):
+        if self.axes is not None:  # legends draw lines, too
+            found.setdefault(self.get_linestyle(), {})[self.get_label()] = tuple(self.get_ydata())
+        return drawn(self, renderer)
+
+    monkeypatch.setattr(line, "draw", spy)
+    return found
+
+
+def test_what_drafts_of_fixed_lengths_did_is_not_drawn_as_the_systems_own(tmp_path, curves):
+    run = run_of(PLAIN, "auto")
+    run.bounds.append(Bound("auto", 0, (Depth(40, 20, 36.0), Depth(30, 6, 12.0))))
+    draw(run, tmp_path / "run.svg")
+    assert curves["-"]["auto"] == (1 / 2, 1 / 5)
+    curves.clear()
+    run.systems[1]["speculation"] = {"controller": "cost"}
+    draw(run, tmp_path / "run.svg")
+    assert curves["-"]["auto"] == (30 / 40, 10 / 30)
+    assert curves["--"]["auto (fixed lengths)"] == (1 / 2, 1 / 5)
+
+
+def test_a_rule_that_no_bound_holds_is_drawn_without_one(tmp_path, words):
+    run = run_of(PLAIN, "lenient")
+    run.bounds.append(Bound("lenient", 0, (Depth(40, 39, 20.0),)))
+    run.systems[1]["claim"] = "lossy"
+    draw(run, tmp_path / "run.svg")
+    assert "position in the draft" in words
+    assert not any("most that any" in word for word in words)
 
 
 def test_a_share_of_few_rounds_is_not_drawn(tmp_path, words):

@@ -4,6 +4,7 @@ lost."""
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -212,11 +213,17 @@ def test_a_peer_takes_part(folder, prompts, capsys):
         (("--draft", "model:a/x", "--draft", "model:b/x"), "--draft: two systems are called 'model:x'"),
         (("--draft", "ngram", "--config", 'ngram={"method": "suffix"}'), "--config: the name 'ngram' is taken"),
         (("--config", 'x={"method": "suffix", "suffix_cache": true}'), "suffix_cache: True is not allowed for 'x'"),
+        (("--config", 'hf plain={"method": "ngram"}'), "the name 'hf plain' is taken"),
+        (("--seed", 2**64 - 2), "seed: 18446744073709551616 is not allowed"),
+        (("--output", "{tmp}/z.svg", "--plot", "{tmp}/z.svg"), "z.svg' is that of --output too"),
+        (("--output", "{tmp}/z.json", "--trace", "{tmp}/z.json.part"), "z.json.part' is that of --output too"),
+        (("--trace", "{tmp}/q.txt"), "q.txt' is that of --prompts too"),
         (("--bounds", 2, "--batch", 8), "--bounds: 2 is for one prompt at once"),
         (("--dtype", "int3"), "dtype: 'int3' is unknown"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_line(folder, prompts, capsys, argv, said):
+def test_what_cannot_be_is_told_in_a_line(folder, prompts, capsys, argv, said, tmp_path):
+    argv = [each.replace("{tmp}", str(tmp_path)) if isinstance(each, str) else each for each in argv]
     code, out, err = bench(capsys, "run", "--model", folder, "--prompts", prompts, *argv)
     assert (code, out) == (2, "")
     assert said in err
@@ -235,14 +242,18 @@ def test_a_sweep_sets_predictions_beside_what_was_measured(folder, prompts, caps
     code, out, err = bench(capsys, *argv, "--max-tokens", 12, "--output", path)
     assert code == 0, err
     assert "predictions are off by" in out
+    assert "* from its own acceptances" in out
     run = read_run(path)
     assert len(run.costs) == 2
     assert set(run.costs[0].rows) == {1, 2, 3}
     found = points(run)
     assert [each.label for each in found] == ["K=1", "K=2", "2x1"]
     assert all(each.predicted and each.predicted > 0 for each in found)
+    assert [each.own for each in found] == [False, True, True]
     code, out, _ = bench(capsys, "report", path, "--json")
-    assert len(json.loads(out)["points"]) == 3
+    told = json.loads(out)
+    assert len(told["points"]) == 3
+    assert told["agreement"]["median"] == told["agreement"]["largest"], "of one depth"
 
 
 def test_early_exits_of_several_sizes_are_swept(folder, prompts, capsys):
@@ -259,6 +270,7 @@ def test_early_exits_of_several_sizes_are_swept(folder, prompts, capsys):
         (("--depths", "1-"), "--depths: '1-' is not allowed"),
         (("--depths", "1-99"), "--depths: '1-99' is not allowed"),
         (("--depths", ""), "--depths: '' is not allowed"),
+        (("--depths", "0"), "--depths: nothing but 0"),
         (("--draft", "auto"), "--draft: 'auto' chooses no depth"),
         (("--draft", "suffix", "--layers", 2), "--layers: [2] cannot be used with --draft suffix"),
     ],
@@ -267,6 +279,42 @@ def test_a_sweep_of_nothing_is_told_in_a_line(folder, capsys, argv, said):
     code, out, err = bench(capsys, "sweep", "--model", folder, *argv)
     assert (code, out) == (2, "")
     assert said in err
+
+
+def test_sigterm_stops_a_run_as_an_interrupt_does(folder, prompts, capsys, tmp_path, monkeypatch):
+    real, path = session.Ours.answer, tmp_path / "r.json"
+    asked: list[int] = []
+
+    def answer(self, ask):
+        asked.append(1)
+        if len(asked) == 3 + 3 + 1:  # the warm-up, the first prompt
+            signal.raise_signal(signal.SIGTERM)
+        return real(self, ask)
+
+    monkeypatch.setattr(session.Ours, "answer", answer)
+    before = signal.getsignal(signal.SIGTERM)
+    code, _, err = bench(capsys, "run", "--model", folder, *FIXED, "--prompts", prompts, "--output", path)
+    assert code == 143
+    assert "stopped; what was measured is in" in err
+    assert len(read_run(part_of(path)).measurements) == 3
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_report_is_not_drawn_over_its_run(capsys, tmp_path):
+    file = tmp_path / "r.svg"
+    file.write_text("{}")
+    code, _, err = bench(capsys, "report", file, "--plot", file)
+    assert code == 2
+    assert "is that of FILE too" in err
+
+
+def test_a_trace_is_not_written_over_that_of_the_run_that_goes_on(folder, prompts, capsys, tmp_path):
+    for name in ("r.json.part", "t.jsonl.part"):
+        (tmp_path / name).write_text("")
+    argv = ("run", "--model", folder, "--prompts", prompts, "--output", tmp_path / "r.json")
+    code, _, err = bench(capsys, *argv, "--trace", tmp_path / "t.jsonl")
+    assert code == 2
+    assert "holds rounds of the run that would go on" in err
 
 
 def test_a_foreign_file_is_no_run(capsys, tmp_path):

@@ -6,8 +6,10 @@ import asyncio
 import doctest
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,7 +32,7 @@ from draftproof.seats import Request
 from draftproof.solo import Generation
 from draftproof.stats import Stats
 from draftproof.trace import VERSION, Trace, origins_of, read, step_of, steps_of, summed, writing
-from draftproof.trace.reader import _HOLDS
+from draftproof.trace.fields import FIELDS
 from draftproof.trace.record import likeliest, round_record
 from tests.folders import make_folder, said
 
@@ -486,6 +488,88 @@ def test_a_damaged_line_is_named(how, said, tmp_path):
         read(tmp_path / "t")
 
 
+def places(value: object, above: tuple = ()) -> Iterator[tuple]:
+    """Every field of an object, those within it, and the first of each list; not what is free to be anything."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield (*above, name)
+            yield from () if name in ("config", "stats") else places(each, (*above, name))
+    elif isinstance(value, list) and value:
+        yield (*above, 0)
+        yield from places(value[0], (*above, 0))
+
+
+def replaced(record: dict, place: tuple, value: object) -> bytes:
+    changed = json.loads(json.dumps(record))
+    *above, last = place
+    reduce(lambda each, name: each[name], above, changed)[last] = value
+    return json.dumps(changed).encode()
+
+
+def fully_told(path: Path) -> list[dict]:
+    """A line of each kind, with all that may be in it."""
+    told(path, T44)
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    law = {"top": [[1, 0.5]], "rest": 0.5}
+    records[2]["laws"] = {"tests": [{"p": law, "q": law}] * 4, "last": law}
+    records[2]["draft"]["confidence"] = [0.5] * 4
+    records[1]["label"] = {"system": "ngram"}
+    return records
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("line", range(4))
+def test_whatever_a_field_is_replaced_by_it_reads_or_is_refused_in_one_line(line, tmp_path, capsys):
+    path = tmp_path / "t"
+    records = fully_told(path)
+    refused = []
+    for place in places(records[line]):
+        for value in ([], {}, 3, "x", None, True):
+            lines = [json.dumps(record).encode() for record in records]
+            lines[line] = replaced(records[line], place, value)
+            path.write_bytes(b"\n".join(lines) + b"\n")
+            if run(["show", str(path)]) == 2:
+                refused.append(place)
+                assert capsys.readouterr().err.count("\n") == 1, (place, value)
+                with pytest.raises(ValueError, match=f"^trace: {re.escape(repr(str(path)))}"):
+                    read(path)
+            else:
+                assert run(["show", str(path), "--json"]) == run(["show", str(path), "--round", "0"]) == 0
+                assert capsys.readouterr().err == "", (place, value)
+                read(path)
+    assert {place[0] for place in refused} == set(records[line])
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("texts",), [], "line 3: it is damaged: texts is []; it must be strings by token id"),
+        (("pieces",), 7, "line 3: it is damaged: pieces is 7; it must be a list of strings"),
+        (("pieces",), [], "line 3: it is damaged: it has 0 pieces for 2 tokens"),
+        (("tokens",), {"a": 1}, "line 3: it is damaged: tokens is {'a': 1}; it must be a list of whole numbers from 0"),
+        (("tests", 0, "p"), "x", "line 3: it is damaged: tests[0].p is 'x'; it must be a number"),
+        (("tests", 0, "p"), 10**400, "it must be a number"),
+        (("draft", "kind", 0), "x", "draft.kind is ['x', 'chosen', 'chosen', 'chosen']; it must be a list of chosen"),
+        (("draft", "row_of", 0), 10**12, "it must be a list of whole numbers from -1 to 65536"),
+        (("draft", "parents"), [0, 0, 1, 2], "line 3: round 0 of request 'x' is damaged: draft: node 0 has parent 0"),
+        (("path",), [2], "path: (2,) is not a path of the draft"),
+        (("tests", 0, "node"), 4, "line 3: it is damaged: tests ask about nodes [4, 1, 2, 3] of 4"),
+        (("tokens", 0), 8, "line 3: it is damaged: tokens are not what verdict_tokens begin with"),
+        (("accepted",), 2, "line 3: it is damaged: accepted and bonus must be 1 and 0"),
+        (("seconds",), {"tea": 1.0}, "line 3: it is damaged: seconds is {'tea': 1.0}; it must be numbers by phase"),
+        (("laws", "tests"), [], "line 3: it is damaged: laws.tests has 0 for 4 tests"),
+        (("laws", "tests", 0, "p", "top"), [[1]], "laws.tests[0].p.top is [[1]]; it must be a list of [token id, prob"),
+    ],
+)
+def test_a_damaged_field_is_named(place, value, said, tmp_path):
+    records = fully_told(tmp_path / "t")
+    lines = [json.dumps(record).encode() for record in records]
+    lines[2] = replaced(records[2], place, value)
+    (tmp_path / "t").write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read(tmp_path / "t")
+
+
 def test_a_round_that_is_not_there_is_missed(tmp_path):
     told(tmp_path / "t", T44, FULL, SHORT)
     lines = (tmp_path / "t").read_bytes().split(b"\n")
@@ -635,5 +719,5 @@ def test_the_examples_of_the_document_run():
 
 def test_the_document_names_every_field_and_every_rule():
     document = (Path(__file__).parents[1] / "docs" / "traces.md").read_text(encoding="utf-8")
-    fields = {*round_record(0, T44, PhiloxChance(7)), *_HOLDS["begin"], *_HOLDS["round"], *_HOLDS["end"]}
+    fields = {*round_record(0, T44, PhiloxChance(7)), *FIELDS["begin"], *FIELDS["round"], *FIELDS["end"]}
     assert [name for name in sorted(fields | {*RULES, *LOSSY}) if f"`{name}`" not in document] == []

@@ -17,8 +17,8 @@ PHASES = ("load", "prefill", "propose", "forward", "verify", "commit", "total")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One level of drafts, from 1 on. drafted: tokens there. reached, accepted: rounds. marginal: accepted of all rounds
-    that drafted, as vLLM has it. conditional: accepted of reached."""
+    """One level of drafts, from 1 on. drafted: tokens there. reached, accepted: rounds. marginal: accepted of all
+    rounds that drafted, as vLLM has it. conditional: accepted of reached."""
 
     depth: int
     drafted: int

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from ..stats import Stats, together
+from ..stats import Position, Stats, together
 from .bootstrap import Interval
-from .pace import Measured, Pace, SpeedUp, by_category, first, measured, pace, speed_up, tokens_of
+from .pace import (
+    Against,
+    Measured,
+    Pace,
+    SpeedUp,
+    against_best,
+    by_category,
+    first,
+    measurements_of,
+    middle,
+    pace,
+    speed_up,
+    tokens_of,
+)
 from .record import AGAIN, PLAIN, Run
 from .runner import Answer, Answers
 
@@ -19,18 +32,8 @@ HF_PLAIN = "hf plain"
 """Hugging Face without drafts: the baseline that is not ours."""
 
 PHASES = ("propose", "forward", "verify", "commit", "prefill", "rest")
-"""Where a token's time goes. rest: what was measured around it all and is none of the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Of one level of drafts, from 1 on. marginal: share of the drafting rounds that accepted so far. conditional:
-    the same among the `reached`, which had accepted all before it and drafted this far."""
-
-    depth: int
-    reached: int
-    marginal: float
-    conditional: float | None
+"""Where a token's time goes. prefill: reading the prompt, up to and including the first round's forward. rest: what
+was measured around it all and is none of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Same:
 @dataclass(frozen=True, slots=True)
 class DepthBound:
     """Of one level of drafts, among the rounds that were looked at and reached it: the share that accepted something
-    there, and the most that any rule could have."""
+    there, and the most that any lossless rule could have: None of a lossy one, which no bound holds."""
 
     depth: int
     reached: int
@@ -101,8 +104,9 @@ class DepthBound:
 @dataclass(frozen=True, slots=True)
 class SystemFigures:
     """One system in one setting. against_plain, against_hf: None for the baseline itself, and where no group was
-    measured by both. phases: milliseconds a token, adding up to token_ms; None of who does not tell. same_tokens,
-    same_counts: whether all repeats had them; None if nothing was repeated or counted."""
+    measured by both. against_best_peer: None for peers, too. token_ms: 1000 over the pace's tokens a second. phases:
+    its parts; None of who does not tell. same_tokens, same_counts: whether all repeats had them; None if nothing was
+    repeated or counted. fixed_lengths: the bounds are of drafts of fixed lengths, since its own follow costs."""
 
     name: str
     kind: str
@@ -112,6 +116,7 @@ class SystemFigures:
     categories: dict[str, Pace]
     against_plain: SpeedUp | None
     against_hf: SpeedUp | None
+    against_best_peer: Against | None
     drafting: Drafting | None
     token_ms: float
     phases: dict[str, float] | None
@@ -121,17 +126,20 @@ class SystemFigures:
     same_tokens: bool | None
     same_counts: bool | None
     bounds: tuple[DepthBound, ...]
+    fixed_lengths: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SettingFigures:
-    """noise: the speed-up of plain decoding against itself. dropped: by system, why it is out, or went out half-way."""
+    """groups: of questions answered together, as far as plain has them; intervals are over these. noise: the speed-up
+    of plain decoding against itself. dropped: by system, why it is out, or went out half-way."""
 
     name: str
     temperature: float
     batch: int
     dtype: str
     questions: int
+    groups: int
     noise: Interval | None
     systems: tuple[SystemFigures, ...]
     dropped: dict[str, str]
@@ -169,11 +177,13 @@ def figures(run: Run) -> Figures:
 
 def _setting(run: Run, at: int) -> SettingFigures:
     setting = run.settings[at]
-    systems = {each["name"]: measured(run.measurements, at, each["name"]) for each in run.systems}
+    described = {each["name"]: each for each in run.systems if each.get("dtype", setting.dtype) == setting.dtype}
+    systems = {name: measurements_of(run.measurements, at, name) for name in described}
     systems = {name: found for name, found in systems.items() if found}
     if PLAIN not in systems:
         raise ValueError(f"run: {setting.name} holds no measurement of {PLAIN!r} to compare with; let it go on first")
-    found = tuple(_system(run, at, each, systems) for each in run.systems if each["name"] in systems)
+    peers = {name: found for name, found in systems.items() if described[name]["kind"] == "peer"}
+    found = tuple(_system(run, at, described[name], systems, peers) for name in systems)
     again = next((each.against_plain for each in found if each.name == AGAIN), None)
     return SettingFigures(
         setting.name,
@@ -181,36 +191,46 @@ def _setting(run: Run, at: int) -> SettingFigures:
         setting.batch,
         setting.dtype,
         len(run.questions),
+        len(systems[PLAIN]),
         again.mix if again is not None else None,
         found,
         {each.system: each.why for each in run.dropped if each.setting == at},
     )
 
 
-def _system(run: Run, at: int, system: dict[str, Any], systems: dict[str, Measured]) -> SystemFigures:
+def _system(
+    run: Run,
+    at: int,
+    system: Mapping[str, Any],
+    systems: Mapping[str, Measured],
+    peers: Mapping[str, Measured],
+) -> SystemFigures:
     name, kind, claim = system["name"], system["kind"], system.get("claim")
     of = systems[name]
     comparable = name != PLAIN and (run.settings[at].temperature == 0 or (kind == "ours" and claim == "bit-exact"))
     everything = [answers for repeats in of.values() for answers in repeats.values()]
+    own_pace = pace(of)
     peaks = [answers.peak_bytes for answers in everything if answers.peak_bytes is not None]
     return SystemFigures(
         name=name,
         kind=kind,
         claim=claim,
         questions=len({question for group in of for question in group}),
-        pace=pace(of),
+        pace=own_pace,
         categories={category: pace(groups) for category, groups in by_category(of, run.questions).items()},
         against_plain=speed_up(of, systems[PLAIN], run.questions) if name != PLAIN else None,
         against_hf=speed_up(of, systems[HF_PLAIN], run.questions) if name != HF_PLAIN and HF_PLAIN in systems else None,
+        against_best_peer=against_best(of, peers, run.questions) if kind == "ours" else None,
         drafting=_drafting(of),
-        token_ms=1e3 * sum(answers.seconds for answers in everything) / sum(map(tokens_of, everything)),
-        phases=_phases(everything),
+        token_ms=1e3 / own_pace.tokens_per_second,
+        phases=_phases(of),
         waiting=_waiting([answer for answers in everything for answer in answers.answers]),
         peak_bytes=max(peaks, default=None),
         same=_same(run, at, name, of, systems[PLAIN]) if comparable else None,
         same_tokens=_repeated(of, lambda answer: answer.token_ids),
         same_counts=_repeated(of, _counts) if kind == "ours" else None,
-        bounds=_bounds(run, at, name),
+        bounds=_bounds(run, at, name, lossy=claim == "lossy"),
+        fixed_lengths=(system.get("speculation") or {}).get("controller") == "cost",
     )
 
 
@@ -237,7 +257,7 @@ def _drafting(of: Measured) -> Drafting | None:
         stats.tokens_per_pass,
         stats.acceptance_length,
         stats.acceptance_rate,
-        tuple(_positions(stats)),
+        stats.positions,
         {
             origin: Origin(drafted, stats.accepted_by.get(origin, 0))
             for origin, drafted in sorted(stats.drafted_by.items())
@@ -245,30 +265,31 @@ def _drafting(of: Measured) -> Drafting | None:
     )
 
 
-def _positions(stats: Stats) -> Iterable[Position]:
-    reached = stats.drafts
-    both = zip(stats.accepted_per_position, stats.drafted_per_position, strict=True)
-    for depth, (accepted, drafted) in enumerate(both, 1):
-        reached = min(reached, drafted)  # shorter drafts end before it; a tree has more nodes there than rounds
-        yield Position(depth, reached, accepted / stats.drafts, accepted / reached if reached else None)
-        reached = accepted
-
-
-def _phases(measurements: Sequence[Answers]) -> dict[str, float] | None:
-    """Milliseconds a token. Who are answered together share their rounds, so the longest answer's seconds are all's."""
+def _phases(of: Measured) -> dict[str, float] | None:
+    """Milliseconds a token, of the very repeats that the pace is of, so that they add up to it."""
     sums, tokens = dict.fromkeys(PHASES, 0.0), 0
-    for answers in measurements:
-        parts = _stats(answers.answers)
-        if parts is None:
+    for repeats in of.values():
+        told = [_told(answers) for answers in middle(repeats)]
+        parts = [each for each in told if each is not None]
+        if len(parts) < len(told):
             return None
-        longest = max(parts, key=lambda part: part.seconds["total"]).seconds
-        told = {phase: longest[phase] for phase in PHASES if phase != "rest"}
-        if not any(told.values()):
-            return None
-        told["rest"] = max(0.0, answers.seconds - sum(told.values()))
-        sums = {phase: sums[phase] + told[phase] for phase in PHASES}
-        tokens += tokens_of(answers)
+        own = tokens_of(first(repeats))
+        sums = {phase: sums[phase] + own * sum(part[phase] for part in parts) / len(parts) for phase in PHASES}
+        tokens += own
     return {phase: 1e3 * seconds / tokens for phase, seconds in sums.items()}
+
+
+def _told(answers: Answers) -> dict[str, float] | None:
+    """Seconds a token. Who are answered together share their rounds, so the longest answer's seconds are all's."""
+    parts = _stats(answers.answers)
+    if parts is None:
+        return None
+    longest = max(parts, key=lambda part: part.seconds["total"]).seconds
+    told = {phase: longest[phase] for phase in PHASES if phase != "rest"}
+    if not any(told.values()):
+        return None
+    told["rest"] = max(0.0, answers.seconds - sum(told.values()))
+    return {phase: seconds / tokens_of(answers) for phase, seconds in told.items()}
 
 
 # what a reader sees
@@ -333,7 +354,7 @@ def _counts(answer: Answer) -> dict[str, Any] | None:
     return {name: value for name, value in answer.stats.items() if name not in timed}
 
 
-def _bounds(run: Run, at: int, name: str) -> tuple[DepthBound, ...]:
+def _bounds(run: Run, at: int, name: str, *, lossy: bool) -> tuple[DepthBound, ...]:
     found = next((each for each in run.bounds if (each.system, each.setting) == (name, at)), None)
     if found is None:
         return ()
@@ -342,7 +363,7 @@ def _bounds(run: Run, at: int, name: str) -> tuple[DepthBound, ...]:
             depth,
             each.reached,
             each.accepted / each.reached if each.reached else None,
-            each.bound / each.reached if each.reached else None,
+            each.bound / each.reached if each.reached and not lossy else None,
         )
         for depth, each in enumerate(found.depths, 1)
     )

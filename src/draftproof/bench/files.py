@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..aside import part_of, whole
-from .record import Bound, Costs, Depth, Divergence, Dropped, Run
+from .record import Bound, Depth, Divergence, Dropped, ForwardCosts, Run
 from .runner import Answer, Answers, Measurement, Setting
 
 try:
@@ -121,7 +121,7 @@ def extend(run: Run, record: Mapping[str, Any]) -> None:
         run.bounds.append(Bound(each["system"], each["setting"], depths))
     for each in record.get("costs", ()):
         rows = {int(rows): seconds for rows, seconds in each["rows"].items()}
-        run.costs.append(Costs(each["context"], rows, each["trees"], each["levels"]))
+        run.costs.append(ForwardCosts(each["context"], rows, each["trees"], each["levels"]))
 
 
 def _measurement(record: Mapping[str, Any], run: Run) -> Measurement:
@@ -191,7 +191,7 @@ def bound_line(bounds: Sequence[Bound]) -> dict[str, Any]:
     return {"bounds": [asdict(each) for each in bounds]}
 
 
-def cost_line(costs: Costs) -> dict[str, Any]:
+def cost_line(costs: ForwardCosts) -> dict[str, Any]:
     return {"costs": [asdict(costs)]}
 
 

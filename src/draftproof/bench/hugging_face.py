@@ -3,8 +3,10 @@
 It may run in a Python with other versions of everything, so it imports nothing of this package, and torch and
 transformers only when a model is loaded.
 
-    {"op": "load", "model": folder, "assistant": folder or null, "dtype": "bfloat16", "threads": n}
+    {"op": "load", "model": folder, "dtype": "bfloat16", "threads": n}
         -> {"ok": true, "versions": {...}}
+    {"op": "assist", "assistant": folder}
+        -> {"ok": true}
     {"op": "answer", "system": {"method": "plain"}, "prompts": [[ids]], "seeds": [...], "temperature": t,
      "max_tokens": n, "end_ids": [...]}
         -> {"seconds": s, "answers": [{"token_ids": [...], "arrivals": [[seconds, count], ...]}], "peak_bytes": n}
@@ -53,14 +55,17 @@ def serve(requests: Iterable[bytes], replies: BinaryIO) -> None:
         try:
             request = json.loads(line)
             if request["op"] == "load":
-                peer = Peer(request["model"], request["assistant"], request["dtype"], request["threads"])
+                peer = Peer(request["model"], request["dtype"], request["threads"])
                 reply: dict[str, Any] = {"ok": True, "versions": peer.versions}
-            elif request["op"] == "answer":
-                if peer is None:
-                    raise ValueError("nothing is loaded")
-                reply = peer.answer(request)
+            elif request["op"] not in ("assist", "answer"):
+                raise ValueError(f"op: {request['op']!r} is unknown; known are load, assist, answer")
+            elif peer is None:
+                raise ValueError("nothing is loaded")
+            elif request["op"] == "assist":
+                peer.assist(request["assistant"])
+                reply = {"ok": True}
             else:
-                raise ValueError(f"op: {request['op']!r} is unknown; known are load, answer")
+                reply = peer.answer(request)
         except Exception as error:  # whatever a model makes the libraries raise
             reply = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
         replies.write(json.dumps(reply).encode() + b"\n")
@@ -68,19 +73,26 @@ def serve(requests: Iterable[bytes], replies: BinaryIO) -> None:
 
 
 class Peer:
-    """A model and, if there is one, its assistant."""
+    """A model and, once it has been told of one, its assistant."""
 
-    def __init__(self, model: str, assistant: str | None, dtype: str, threads: int) -> None:
+    def __init__(self, model: str, dtype: str, threads: int) -> None:
         self._torch, self._transformers = import_module("torch"), import_module("transformers")
         self._torch.set_num_threads(threads)
         self._transformers.logging.set_verbosity_error()
         self._transformers.logging.disable_progress_bar()
-        self._model = self._loaded(model, dtype)
-        self._assistant = None if assistant is None else self._loaded(assistant, dtype)
+        self._dtype = getattr(self._torch, dtype)
+        self._model, self._assistant = self._loaded(model), None
         self.versions = {each.__name__: each.__version__ for each in (self._torch, self._transformers)}
 
-    def _loaded(self, folder: str, dtype: str) -> Any:
-        model = self._transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(self._torch, dtype))
+    def assist(self, folder: str) -> None:
+        self._assistant = self._loaded(folder)
+
+    def _loaded(self, folder: str) -> Any:
+        load = self._transformers.AutoModelForCausalLM.from_pretrained
+        try:
+            model = load(folder, dtype=self._dtype)
+        except TypeError:  # before transformers 4.56 it is called
+            model = load(folder, torch_dtype=self._dtype)
         # what a call leaves open is filled in from the model's own settings: there must be none
         model.generation_config = self._transformers.GenerationConfig()
         return model.eval()

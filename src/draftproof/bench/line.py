@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
+import psutil
+
 from .runner import RunnerError
 
 PATIENCE = 60.0  # seconds, for what takes one
@@ -63,13 +65,13 @@ class Line:
 
     def _last_words(self) -> str:
         """How a process went that says nothing any more."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE)
-        how = _ending(self._process.returncode)
+        ended = _ended(self._process, _GRACE)
         file = self._errors.fileno()
         size = os.fstat(file).st_size
         # pread: the process writes where the file's one position is
         tail = os.pread(file, 4096, max(0, size - 4096)).decode(errors="replace").strip()
+        self.close()
+        how = _ending(self._process.returncode if ended else None)
         return f"{how}: {_short(tail.splitlines()[-1])}" if tail else how
 
 
@@ -117,10 +119,20 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return reply
 
 
+def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether it ends within so many seconds. It is not asked how: until then no other can have its number."""
+    deadline, found = time.monotonic() + seconds, psutil.Process(process.pid)
+    while found.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
-    """Kill what is left of it, and leave no zombie."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
+    """Kill what is left of it and of what it has started, and leave no zombie."""
+    if process.returncode is None:  # so far nobody has asked how it ended: the group of its number is its own
+        with suppress(ProcessLookupError, PermissionError):  # where only a zombie is left of the group
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             process.wait(PATIENCE)  # much memory takes a while to go

@@ -34,6 +34,7 @@ class Asked:
     prompts: Sequence[Sequence[int]]
     ids: Sequence[str]
     end_ids: tuple[int, ...]
+    vocab_size: int
     max_tokens: int
     repeat: int
     seed: int
@@ -42,14 +43,15 @@ class Asked:
         prompts = tuple(tuple(self.prompts[i]) for i in questions)
         about = tuple({"setting": setting.name, "question": self.ids[i], "repeat": repeat} for i in questions)
         seeds = seeds_of(self.seed, questions)
-        return Ask(prompts, seeds, setting.temperature, self.max_tokens, self.end_ids, about)
+        return Ask(prompts, seeds, setting.temperature, self.max_tokens, self.end_ids, self.vocab_size, about)
 
     def warm(self, setting: Setting) -> Ask:
         """As many short prompts as are answered at once."""
         prompts = tuple(tuple(self.prompts[i % len(self.prompts)][:16]) for i in range(setting.batch))
         about = ({"setting": setting.name, "question": None, "repeat": None},) * setting.batch
         seeds = (self.seed,) * setting.batch
-        return Ask(prompts, seeds, setting.temperature, min(_WARM_TOKENS, self.max_tokens), self.end_ids, about)
+        most = min(_WARM_TOKENS, self.max_tokens)
+        return Ask(prompts, seeds, setting.temperature, most, self.end_ids, self.vocab_size, about)
 
 
 def measure(run: Run, asked: Asked, runners: Sequence[Sequence[Runner]], explain: Explain) -> Iterator[Group]:

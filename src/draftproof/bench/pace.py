@@ -47,7 +47,15 @@ class SpeedUp:
     slow: tuple[GroupRatio, ...]
 
 
-def measured(measurements: Sequence[Measurement], setting: int, system: str) -> Measured:
+@dataclass(frozen=True, slots=True)
+class Against:
+    """A speed-up against the system of that name."""
+
+    name: str
+    speed_up: SpeedUp
+
+
+def measurements_of(measurements: Sequence[Measurement], setting: int, system: str) -> Measured:
     """The measurements of one system in one setting; of one that was made twice, the later."""
     found: dict[tuple[int, ...], dict[int, Answers]] = defaultdict(dict)
     for each in sorted(measurements, key=lambda each: (each.questions, each.repeat)):
@@ -65,6 +73,16 @@ def tokens_of(answers: Answers) -> int:
     return sum(len(answer.token_ids) for answer in answers.answers)
 
 
+def middle(repeats: Mapping[int, Answers]) -> list[Answers]:
+    """The repeat whose seconds a token are the median's; the two around it where their number is even."""
+    ranked = sorted(repeats.values(), key=seconds_a_token)
+    return ranked[(len(ranked) - 1) // 2 : len(ranked) // 2 + 1]
+
+
+def seconds_a_token(answers: Answers) -> float:
+    return answers.seconds / tokens_of(answers)
+
+
 def pace(of: Measured) -> Pace:
     """Over all its groups; there must be one."""
     groups = [_group(repeats) for repeats in of.values()]
@@ -76,7 +94,7 @@ def _group(repeats: Mapping[int, Answers]) -> tuple[int, float]:
     """Tokens of the first repeat, and the median of the seconds: a token's, since who draws anew may say more or less
     each time."""
     tokens = tokens_of(first(repeats))
-    return tokens, tokens * median(answers.seconds / tokens_of(answers) for answers in repeats.values())
+    return tokens, tokens * median(map(seconds_a_token, repeats.values()))
 
 
 def category_of(group: Sequence[int], questions: Sequence[Mapping[str, Any]]) -> str | None:
@@ -118,6 +136,17 @@ def speed_up(of: Measured, base: Measured, questions: Sequence[Mapping[str, Any]
         ratios[0],
         tuple(each for each in ratios if each.ratio < SLOW),
     )
+
+
+def against_best(
+    of: Measured, others: Mapping[str, Measured], questions: Sequence[Mapping[str, Any]]
+) -> Against | None:
+    """The speed-up against the fastest of the others, each compared on the groups that it shares; None if none does.
+
+    Tokens a second are compared as ratios to those of `of`: one that had easy groups alone is not the fastest for it.
+    """
+    found = [Against(name, each) for name, other in others.items() if (each := speed_up(of, other, questions))]
+    return min(found, key=lambda each: each.speed_up.mix.value, default=None)
 
 
 def _shared(one: Measured, other: Measured) -> dict[tuple[int, ...], dict[int, Answers]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .line import PATIENCE, Line
+from .provenance import homeless
 from .runner import Answer, Answers, Ask, RunnerError, Setting, checked
 
 PROGRAM = Path(__file__).with_name("hugging_face.py")
@@ -153,6 +154,8 @@ def hugging_face_runners(
     """A system for each kind (see `methods_named`), all in one process, on the CPU. python: None is this one. dtype: by
     torch's name. timeout: seconds that an answer may take."""
     methods = methods_named(kinds, assistant is not None)
+    if assistant is not None and not assistant.is_dir():
+        raise ValueError(f"assistant: there is no folder {str(assistant)!r}; give that of a model")
     process = PeerProcess(python or sys.executable, model, assistant, dtype, threads, timeout)
     return [HuggingFace(method, process) for method in methods]
 
@@ -193,20 +196,14 @@ class HuggingFace:
             "end_ids": ask.end_ids,
         }
         try:
-            found = _answers(self._process.ask(request))
+            found = _answers(self._process.ask(request, assisted=self._method.kind == "assisted"))
         except RunnerError as error:
             self._crashes += not self._process.running
-            raise RunnerError(f"{self.name}: {error}") from None
+            raise RunnerError(homeless(f"{self.name}: {error}")) from None
         return checked(ask, found, self.name)
 
     def close(self) -> None:
         self._process.close()
-
-    def __enter__(self) -> HuggingFace:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _answers(reply: Mapping[str, Any]) -> Answers:
@@ -239,8 +236,8 @@ def _is_count(value: object) -> bool:
 
 
 class PeerProcess:
-    """A model and, if there is one, its assistant, loaded at the first request. After a crash the next request loads
-    them again; where they cannot be loaded, every further request fails at once."""
+    """A model, loaded at the first request, and its assistant, loaded at the first that it assists. After a crash the
+    next request loads them again; where one cannot be loaded, every further request that needs it fails at once."""
 
     def __init__(
         self,
@@ -257,17 +254,19 @@ class PeerProcess:
         self._program = program
         self._line: Line | None = None
         self._probe: tuple[dict[str, Any], str | None] | None = None
+        self._assists = self._warm = False  # whether the assistant is loaded; whether all that is has answered before
         self._broken: str | None = None  # why it cannot be loaded
+        self._unassisted: str | None = None  # why its assistant cannot
 
     def cannot(self) -> str | None:
         """Why this Python cannot run it, found out once, and without importing what is large."""
-        return self._probed()[1]
+        return homeless(self._probed()[1])
 
     def describe(self) -> dict[str, Any]:
         return {
-            "python": self._python,
-            "model": str(self._model),
-            "assistant": None if self.assistant is None else str(self.assistant),
+            "python": homeless(self._python),
+            "model": self._model.name,
+            "assistant": None if self.assistant is None else self.assistant.name,
             "dtype": self.dtype,
             "threads": self._threads,
             "versions": self._probed()[0],
@@ -277,12 +276,17 @@ class PeerProcess:
     def running(self) -> bool:
         return self._line is not None and self._line.open
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if self._broken is not None:
-            raise RunnerError(self._broken)
+    def ask(self, request: Mapping[str, Any], assisted: bool = False) -> dict[str, Any]:
+        broken = self._broken or (self._unassisted if assisted else None)
+        if broken is not None:
+            raise RunnerError(broken)
         if self._line is None or not self._line.open:
-            self._line = self._loaded()
-            self._line.ask(request, self._timeout)  # not counted: a process's first answer takes longer
+            self._line, self._assists, self._warm = self._loaded(), False, False
+        if assisted and not self._assists and self.assistant is not None:
+            self._assist(self._line, self.assistant)
+        if not self._warm:
+            self._line.ask(request, self._timeout)  # not counted: a model's first answer takes longer
+            self._warm = True
         time.sleep(_SETTLE)  # whoever was measured before has threads that still spin
         reply = self._line.ask(request, self._timeout)
         time.sleep(_SETTLE)
@@ -296,7 +300,6 @@ class PeerProcess:
         request = {
             "op": "load",
             "model": str(self._model),
-            "assistant": None if self.assistant is None else str(self.assistant),
             "dtype": self.dtype,
             "threads": self._threads,
         }
@@ -310,6 +313,14 @@ class PeerProcess:
             self._broken = f"it cannot be loaded: {error}"
             raise RunnerError(self._broken) from None
         return line
+
+    def _assist(self, line: Line, assistant: Path) -> None:
+        try:
+            line.ask({"op": "assist", "assistant": str(assistant)}, self._timeout)
+        except RunnerError as error:
+            self._unassisted = f"its assistant cannot be loaded: {error}"
+            raise RunnerError(self._unassisted) from None
+        self._assists, self._warm = True, False
 
     def _environment(self) -> dict[str, str]:
         return os.environ | {

@@ -4,41 +4,28 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .bootstrap import Interval
 from .drawing import GREY, colours, require_able, saved
 from .figures import PHASES, DepthBound, Figures, SettingFigures, SystemFigures, figures
 from .record import AGAIN, PLAIN, Run
 
-__all__ = ["SweepPoint", "draw", "draw_sweep", "require_able"]
+if TYPE_CHECKING:
+    from .sweep import SweepPoint
+
+__all__ = ["draw", "draw_sweep", "require_able"]
 
 _WIDTH = 14.0
 _PHASE_COLOURS = ("#E69F00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#BBBBBB")
 _HATCH = "////"  # whoever is not ours
 _SPEED = "tokens a second, relative to plain"
+_PHASE_NAMES = {"prefill": "prefill, up to the\nfirst forward's end"}
 _FEW = 20  # rounds; a share of fewer is not drawn
 
 _Panel = tuple[float, Callable[[Any], None]]
 """Inches high, and what draws it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SweepPoint:
-    """One way to draft, of a series that differs in depth alone. label: its name among all. speed_up: over plain
-    decoding, low and high its interval. predicted: from acceptance and costs; None if it was not."""
-
-    label: str
-    depth: int
-    temperature: float
-    speed_up: float
-    low: float | None
-    high: float | None
-    predicted: float | None
-    tokens_per_pass: float
-    series: str
 
 
 def draw(run: Run | Figures, path: Path) -> None:
@@ -74,7 +61,7 @@ def _panels(setting: SettingFigures, colour: Mapping[str, str]) -> list[_Panel]:
     compared = [each for each in others if each.against_plain is not None]
     if compared:
         found.append((4.4, lambda place: _speed_ups(place, setting, compared, colour)))
-    drafting = [each for each in others if _by_depth(each)]
+    drafting = [each for each in others if _by_depth(each) or _seen(each)]
     if drafting:
         found.append((4.0, lambda place: _acceptance(place, drafting, colour)))
     found.append((1.5 + 0.36 * len(setting.systems), lambda place: _times(place, setting.systems)))
@@ -151,30 +138,36 @@ def _folded(name: str, width: int) -> str:
 
 
 def _by_depth(system: SystemFigures) -> dict[int, float]:
-    """Acceptance of those that came so far: of the rounds that a bound is known of, or of all if none is."""
-    if system.bounds:
-        return {each.depth: each.accepted for each in _seen(system) if each.accepted is not None}
+    """Its own acceptance of those that came so far: of the rounds that a bound is known of, or of all if none is."""
+    if system.bounds and not system.fixed_lengths:
+        return _seen(system)
     positions = system.drafting.positions if system.drafting is not None else ()
     return {each.depth: each.conditional for each in positions if each.reached >= _FEW and each.conditional is not None}
 
 
-def _seen(system: SystemFigures) -> list[DepthBound]:
+def _seen(system: SystemFigures) -> dict[int, float]:
+    return {each.depth: each.accepted for each in _often(system) if each.accepted is not None}
+
+
+def _bounds(system: SystemFigures) -> dict[int, float]:
+    return {each.depth: each.bound for each in _often(system) if each.bound is not None}
+
+
+def _often(system: SystemFigures) -> list[DepthBound]:
     return [each for each in system.bounds if each.reached >= _FEW]
 
 
 def _acceptance(place: Any, systems: Sequence[SystemFigures], colour: Mapping[str, str]) -> None:
     axes = place.subplots()
-    deepest = 1
     for system in systems:
-        found = _by_depth(system)
-        deepest = max(deepest, *found)
-        ours = {"color": colour[system.name], "label": _folded(system.name, 30)}
-        axes.plot(list(found), list(found.values()), "-o" if system.kind == "ours" else "-s", markersize=4, **ours)
-        bounds = {each.depth: each.bound for each in _seen(system) if each.bound is not None}
-        if bounds:
-            axes.plot(list(bounds), list(bounds.values()), "--", color=colour[system.name], linewidth=1.2)
-    if any(system.bounds for system in systems):
-        axes.plot([], [], "--", color="black", linewidth=1.2, label="most that any rule could accept")
+        shade, mark = colour[system.name], "o" if system.kind == "ours" else "s"
+        _line(axes, _by_depth(system), f"-{mark}", shade, system.name)
+        if system.fixed_lengths:
+            _line(axes, _seen(system), f"--{mark}", shade, f"{system.name} (fixed lengths)")
+        _line(axes, _bounds(system), ":", shade)
+    if any(map(_bounds, systems)):
+        axes.plot([], [], ":", color="black", linewidth=1.6, label="most that any lossless\nrule could accept")
+    deepest = max(depth for system in systems for depth in _by_depth(system) | _seen(system))
     axes.set_xticks(range(1, deepest + 1))
     axes.set(
         title=f"Acceptance by depth, where {_FEW} rounds or more came so far",
@@ -185,6 +178,12 @@ def _acceptance(place: Any, systems: Sequence[SystemFigures], colour: Mapping[st
     )
     axes.grid(alpha=0.3)
     place.legend(loc="outside right upper", fontsize="small")
+
+
+def _line(axes: Any, found: Mapping[int, float], style: str, shade: str, name: str = "") -> None:
+    if found:
+        label = _folded(name, 30) if name else None
+        axes.plot(list(found), list(found.values()), style, color=shade, label=label, markersize=4)
 
 
 # where the time goes
@@ -198,7 +197,8 @@ def _times(place: Any, systems: Sequence[SystemFigures]) -> None:
     for phase, shade in zip(PHASES, _PHASE_COLOURS, strict=True):
         widths = [(systems[at].phases or {})[phase] for at in told]
         if told:
-            axes.barh(told, widths, left=[left[at] for at in told], height=0.72, color=shade, label=phase)
+            label = _PHASE_NAMES.get(phase, phase)
+            axes.barh(told, widths, left=[left[at] for at in told], height=0.72, color=shade, label=label)
         for at, wide in zip(told, widths, strict=True):
             left[at] += wide
     whole = [at for at in range(len(systems)) if at not in told]

@@ -60,10 +60,10 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class ForwardCosts:
     """Seconds, in the middle, of one forward after `context` tokens: rows[n] of n rows of the target in a chain,
-    trees[system] of the whole tree that a system drafts, levels[system] of one row of the model that drafts for it (a
-    system that looks up is not there)."""
+    trees[system] of the whole tree that a system drafts, levels[system] of one row of the models that draft for it,
+    added up (a system that looks up is not there)."""
 
     context: int
     rows: dict[int, float]
@@ -86,4 +86,4 @@ class Run:
     dropped: list[Dropped] = field(default_factory=list)
     bounds: list[Bound] = field(default_factory=list)
     divergences: list[Divergence] = field(default_factory=list)
-    costs: list[Costs] = field(default_factory=list)
+    costs: list[ForwardCosts] = field(default_factory=list)

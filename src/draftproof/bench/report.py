@@ -6,18 +6,19 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from ..wording import counted
-from .bootstrap import Interval
+from .bootstrap import FEWEST, Interval
 from .figures import HF_PLAIN, PHASES, Figures, Percentiles, SettingFigures, SystemFigures, figures
-from .pace import SLOW, SpeedUp
+from .pace import SLOW
 from .record import AGAIN, PLAIN, Run
 from .tables import table
 
 _NONE = "-"
-_MARKS = "+ above 1, - below 1, with 95 % confidence"
+_MARKS = f"+ above 1, - below 1, with 95 % confidence; no mark below {FEWEST} prompts or groups of a category"
 _MIXED = "; prompts answered together with those of other categories count in all alone"
 _COLUMNS = (
-    "speed-up: in tokens a second, of plain's; worst: of one prompt. first: until a token comes (median). gap: from "
-    "one arrival to the next. same text: as plain's. + above 1, - below 1, with 95 % confidence.",
+    "speed-up: in tokens a second, of plain's; worst: of one prompt. best peer: the fastest one here. first: until a "
+    "token comes (median). gap: from one arrival to the next. same text: as plain's. + above 1, - below 1, with 95 % "
+    "confidence.",
 )
 
 
@@ -32,7 +33,7 @@ def lines(run: Run | Figures, width: int = 110) -> str:
 
 
 def _setting(setting: SettingFigures, width: int) -> Iterator[str]:
-    title = f"{setting.name}: {counted(setting.questions, 'prompt')}"
+    title = f"{setting.name}: {counted(setting.questions, 'prompt')}, {_sample(setting)}"
     yield f"{title}\n{'=' * len(title)}"
     yield _systems(setting, width)
     yield _paragraphs(_COLUMNS, width)
@@ -48,17 +49,26 @@ def _setting(setting: SettingFigures, width: int) -> Iterator[str]:
     yield _paragraphs(_WAIT, width)
 
 
+def _sample(setting: SettingFigures) -> str:
+    """What intervals are over."""
+    what = "prompt" if setting.batch == 1 else "group"
+    if setting.groups < FEWEST:
+        return f"too few for intervals: {counted(setting.groups, what)} of the {FEWEST} that these take"
+    return f"intervals over {counted(setting.groups, what)}"
+
+
 _DEPTHS = (
     "so far: rounds that accepted this deep, of all that drafted. if reached: the same, of those that accepted all "
-    "before it and drafted this far. seen, bound: acceptance in some answers that were looked at without a clock, and "
-    "the most any rule could have accepted there; a system whose drafts follow costs drafts chains of fixed length for "
-    "it; the bound holds for all depths, but under block and traversal, which look ahead, for the first alone.",
+    "before it, drafted something below that and put a token there. seen, bound: acceptance in some answers that were "
+    "looked at without a clock, and the most any lossless rule could have accepted there; fixed lengths: drafts of "
+    "fixed length were looked at, which are not the system's own, whose length follows costs; the bound holds for all "
+    "depths, but under block and traversal, which look ahead, for the first alone.",
 )
 
 
 _WAIT = (
-    "all: from the prompt to the end, and what is not told apart. wait: of the median answer, from its first arrival "
-    "to its last.",
+    "prefill: reading the prompt, up to and including the first round's forward. all: 1000 over tokens/s, what the "
+    "parts add up to. wait: of the median answer, from its first arrival to its last.",
 )
 
 
@@ -73,6 +83,7 @@ _HEAD = (
     "system",
     "speed-up\n[95 %]",
     "vs hf\nplain",
+    "vs best\npeer",
     "tokens\n/s",
     "tokens\n/pass",
     "accept\nlength",
@@ -90,10 +101,12 @@ def _systems(setting: SettingFigures, width: int) -> str:
 
 def _row(system: SystemFigures) -> list[str]:
     drafting, waiting, plain, hf = system.drafting, system.waiting, system.against_plain, system.against_hf
+    best = system.against_best_peer
     return [
         system.name,
         "baseline" if system.name == PLAIN else _interval(plain.mix if plain else None),
         _marked(hf.mix if hf else None),
+        _marked(best.speed_up.mix if best else None),
         f"{system.pace.tokens_per_second:.1f}",
         _number(drafting.tokens_per_pass if drafting else None, ".2f"),
         _number(drafting.acceptance_length if drafting else None, ".2f"),
@@ -134,6 +147,7 @@ def _marked(found: Interval | None) -> str:
 
 def _remarks(setting: SettingFigures) -> Iterator[str]:
     yield _noise(setting.noise)
+    yield from _best_peers(setting.systems)
     for system, why in setting.dropped.items():
         yield f"{system} is out: {why.removeprefix(f'{system}: ')}"
     for system in setting.systems:
@@ -143,14 +157,29 @@ def _remarks(setting: SettingFigures) -> Iterator[str]:
 def _noise(found: Interval | None) -> str:
     if found is None:
         return f"noise: not known, since {AGAIN!r} was not measured"
-    return f"noise: plain against itself is {_interval(found)}; a difference within that means nothing"
+    return (
+        f"noise: plain against itself is {_interval(found)}; a difference within that means nothing. It is timing "
+        "alone: what a system has learned, or whom it follows, is not in it"
+    )
+
+
+def _best_peers(systems: Sequence[SystemFigures]) -> Iterator[str]:
+    """Its name; with those who measure against it if it is not the same for all, who may share other groups with it."""
+    found: dict[str, list[str]] = {}
+    for system in systems:
+        if system.against_best_peer is not None:
+            found.setdefault(system.against_best_peer.name, []).append(system.name)
+    for name, whose in found.items():
+        yield f"best peer{' of ' + ', '.join(whose) if len(found) > 1 else ''}: {name}"
 
 
 def _of(system: SystemFigures, questions: int) -> Iterator[str]:
     if system.questions < questions:
         yield f"{system.questions} of {counted(questions, 'prompt')} measured"
-    if system.same is not None and system.same.equal < system.same.compared:
-        same = system.same
+    same, broken = system.same, _broken(system)
+    if broken:
+        yield broken
+    elif same is not None and same.equal < same.compared:
         kinds = ((same.ties, "by a tie"), (same.others, "without a tie"), (same.unseen, "not looked into"))
         told = ", ".join(f"{count} {how}" for count, how in kinds if count)
         yield f"{same.compared - same.equal} of {counted(same.compared, 'text')} not as plain's ({told})"
@@ -190,8 +219,10 @@ def _by_depth(setting: SettingFigures, width: int) -> str:
         if system.bounds:
             if not positions:
                 rows.append([system.name, *([""] * len(system.bounds))])
-            rows.append(["  seen", *(_number(each.accepted, ".2f") for each in system.bounds)])
-            rows.append(["  bound", *(_number(each.bound, ".2f") for each in system.bounds)])
+            how = " (fixed lengths)" if system.fixed_lengths else ""
+            rows.append([f"  seen{how}", *(_number(each.accepted, ".2f") for each in system.bounds)])
+            if any(each.bound is not None for each in system.bounds):
+                rows.append([f"  bound{how}", *(_number(each.bound, ".2f") for each in system.bounds)])
     if not rows:
         return ""
     depths = max(len(row) for row in rows) - 1
@@ -220,36 +251,56 @@ def _times(setting: SettingFigures, width: int) -> str:
 
 
 def sentences(found: Figures) -> list[str]:
-    """Where ours lose, in plain words: none if nowhere."""
-    return [
-        f"{setting.name}: {sentence}"
-        for setting in found.settings
-        for system in setting.systems
-        if system.kind == "ours" and system.name != AGAIN
-        for sentence in _losses(system)
+    """Where ours lose, in plain words, broken promises first: none if nowhere."""
+    ours = [(setting.name, each) for setting in found.settings for each in setting.systems if each.kind == "ours"]
+    broken = [f"{setting}: {system.name} {told}." for setting, system in ours if (told := _broken(system))]
+    lost = [
+        f"{setting}: {sentence}" for setting, system in ours if system.name != AGAIN for sentence in _losses(system)
     ]
+    return broken + lost
+
+
+def _broken(system: SystemFigures) -> str | None:
+    """What became of the promise of plain decoding's texts; None if it was kept or not given."""
+    same = system.same
+    if system.kind != "ours" or system.claim != "bit-exact" or same is None or same.equal == same.compared:
+        return None
+    return f"promises plain's text and has it in {same.equal} of {counted(same.compared, 'answer')}"
 
 
 def _losses(system: SystemFigures) -> Iterator[str]:
-    if system.against_plain is not None:
-        yield from _slower(system.name, PLAIN, system.against_plain)
-    if system.against_hf is not None:
-        yield from _slower(system.name, HF_PLAIN, system.against_hf)
-        behind = [
-            f"{name} ({_interval(each)})" for name, each in system.against_hf.categories.items() if each.value < 1
-        ]
+    plain, hf, best = system.against_plain, system.against_hf, system.against_best_peer
+    if plain is not None:
+        yield from _slower(system.name, PLAIN, plain.mix)
+    if best is not None and best.speed_up.mix.value < 1:
+        mix = best.speed_up.mix
+        yield f"{system.name} is slower than the best peer, {best.name}: {_interval(mix)}{_reaching(mix)}."
+    if hf is not None:
+        if best is None or best.name != HF_PLAIN:
+            yield from _slower(system.name, HF_PLAIN, hf.mix)
+        behind = [f"{name} ({_interval(each)})" for name, each in hf.categories.items() if each.value < 1]
         if behind:
             yield f"{system.name} is slower than {HF_PLAIN} in {', '.join(behind)}."
-    slow = system.against_plain.slow if system.against_plain is not None else ()
-    if slow and system.against_plain is not None:
-        worst = slow[0]
-        what = "group" if any(len(each.questions) > 1 for each in slow) else "prompt"
+    if plain is not None and plain.slow:
+        worst = plain.slow[0]
+        what = "group" if any(len(each.questions) > 1 for each in plain.slow) else "prompt"
         yield (
-            f"{system.name} is below {SLOW:.2f} of {PLAIN} on {len(slow)} of "
-            f"{counted(system.against_plain.groups, what)}; worst: {', '.join(worst.questions)} ({worst.ratio:.2f})."
+            f"{system.name} is below {SLOW:.2f} of {PLAIN} on {len(plain.slow)} of {counted(plain.groups, what)}; "
+            f"worst: {', '.join(worst.questions)} ({worst.ratio:.2f})."
         )
 
 
-def _slower(name: str, base: str, found: SpeedUp) -> Iterator[str]:
-    if found.mix.below_one:
-        yield f"{name} is slower than {base}: {_interval(found.mix)}."
+def _slower(name: str, base: str, found: Interval) -> Iterator[str]:
+    """What its interval does not rule out is left unsaid; without an interval nothing is."""
+    if found.below_one or (found.high is None and found.value < 1):
+        yield f"{name} is slower than {base}: {_interval(found)}{_reaching(found)}."
+
+
+def _reaching(found: Interval) -> str:
+    """
+    >>> _reaching(Interval(0.9, 0.8, 1.1)), _reaching(Interval(0.8, 0.7, 0.9)), _reaching(Interval(0.9))
+    ('; its interval reaches 1', '', '; too few for an interval')
+    """
+    if found.high is None:
+        return "; too few for an interval"
+    return "" if found.below_one else "; its interval reaches 1"

@@ -28,14 +28,15 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Prompts to be answered together, as tokens, each with its seed. Nothing but the temperature shapes the law: no
-    top-k, no penalties. An answer ends at one of end_ids, which is kept, or with max_tokens. about: what each is asked
-    for, for traces."""
+    top-k, no penalties. An answer ends at one of end_ids, which is kept, or with max_tokens; its tokens are below
+    vocab_size. about: what each is asked for, for traces."""
 
     prompts: tuple[tuple[int, ...], ...]
     seeds: tuple[int, ...]
     temperature: float
     max_tokens: int
     end_ids: tuple[int, ...]
+    vocab_size: int
     about: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -115,6 +116,8 @@ def checked(ask: Ask, answers: Answers, name: str) -> Answers:
             raise RunnerError(f"{name}: answer {i} stops after {len(ids)} tokens without an end-of-sequence token")
         if any(token in ask.end_ids for token in ids[:-1]):
             raise RunnerError(f"{name}: answer {i} goes on after an end-of-sequence token")
+        if not all(0 <= token < ask.vocab_size for token in ids):
+            raise RunnerError(f"{name}: answer {i} has a token that is none of {ask.vocab_size}")
         if sum(count for _, count in answer.arrivals) != len(ids):
             raise RunnerError(f"{name}: answer {i} has {len(ids)} tokens, of which {answer.arrivals} tells otherwise")
     return answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -79,7 +79,7 @@ class Plan:
         for temperature in self.temperatures:
             SamplingParams(temperature=temperature, seed=self.seed)
         for name, config in self.systems.items():
-            if name in (PLAIN, AGAIN):
+            if name in (PLAIN, AGAIN) or name.startswith("hf "):
                 raise ValueError(f"system: the name {name!r} is taken; give another one")
             if config.get("suffix_cache"):
                 raise ValueError(f"suffix_cache: True is not allowed for {name!r}; it would remember its own answers")
@@ -111,6 +111,7 @@ class Session:
 def prepare(plan: Plan, argv: Sequence[str], notify: Notify, trace: TraceWriter | None = None) -> Session:
     """Read the questions, load the models and find the peers; a ValueError, a line, for what cannot be."""
     questions = read_questions(plan.questions, plan.count)
+    SamplingParams(seed=seeds_of(plan.seed, range(len(questions)))[-1])
     methods_named(plan.peers.kinds, assistant=True)
     stack = ExitStack()
     try:
@@ -165,7 +166,9 @@ def _prepared(
         [{"id": q.id, "category": q.category, "prompt_tokens": len(prompts[q])} for q in fitting],
     )
     tokens, ids = [prompts[q] for q in fitting], [q.id for q in fitting]
-    asked = Asked(tokens, ids, tuple(llm.end_ids), plan.max_tokens, plan.repeat, plan.seed)
+    asked = Asked(
+        tokens, ids, tuple(llm.end_ids), llm.loaded.target.vocab_size, plan.max_tokens, plan.repeat, plan.seed
+    )
     return Session(plan, run, asked, plain, ours, runners, stack)
 
 
@@ -315,11 +318,8 @@ def _explain(session: Session) -> Callable[[Setting, Measurement, Measurement], 
                 continue
             gap, steps, tie = None, None, False
             if setting.temperature == 0:
-                with suppress(ValueError):  # a peer may say a token that the target does not have
-                    prompt = session.asked.prompts[question]
-                    _, gap, steps, tie = explained(
-                        session.plain[setting.dtype].loaded.target, prompt, *ids, setting.dtype
-                    )
+                target, prompt = session.plain[setting.dtype].loaded.target, session.asked.prompts[question]
+                _, gap, steps, tie = explained(target, prompt, *ids, setting.dtype)
             found.append(Divergence(other.system, other.setting, question, position, gap, steps, tie and not promised))
         return found
 

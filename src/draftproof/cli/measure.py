@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..aside import part_of
 from .notes import note
 from .options import Debug, DraftQuantization, DraftVocabulary, Exact, Model, Threads, speculative_config
+from .places import check_apart, check_laws, check_place
 from .progress import Progress
+from .shown import Terminated
 from .told import tell, tell_sweep
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 _Option = typer.Option
 _PATIENCE = 600.0
+_LONGEST = 86_400.0
 
 Drafts = Annotated[
     list[str] | None,
@@ -152,7 +156,8 @@ def run(
         exact=exact,
         peers=Peers(tuple(_kind(each) for each in peer or ()), peer_python, assistant, peer_timeout or _PATIENCE),
     )
-    check_places(output, plot)
+    check_places(output, plot, trace, {"--prompts": None if prompts is None else Path(prompts)})
+    check_laws(trace_laws, trace)
     found, status = measured(plan, output, trace, trace_laws)
     tell(found, plot, as_json)
     return status
@@ -170,7 +175,7 @@ def report(
     """
     from ..bench.files import read_run
 
-    check_places(None, plot)
+    check_places(None, plot, None, {"FILE": file})
     found = read_run(file)
     (tell_sweep if found.costs else tell)(found, plot, as_json)
 
@@ -285,8 +290,10 @@ def _require_peer_for(options: Mapping[str, Any], peers: Sequence[str] | None) -
         if value is not None and not peers:
             raise ValueError(f"{name}: {value!r} is for peers; give --peer, such as --peer hf")
     timeout = options["--peer-timeout"]
-    if timeout is not None and not 0 < timeout < float("inf"):
-        raise ValueError(f"--peer-timeout: {timeout} is not allowed; it must be seconds above 0")
+    if timeout is not None and not 0 < timeout <= _LONGEST:
+        raise ValueError(
+            f"--peer-timeout: {timeout} is not allowed; it must be seconds above 0, and {_LONGEST:.0f} at most"
+        )
 
 
 def _kind(given: str) -> str:
@@ -297,19 +304,24 @@ def _kind(given: str) -> str:
     return kind or "hf"
 
 
-def check_places(output: Path | None, plot: Path | None) -> None:
-    """Refuse what could not be written, before anything runs."""
-    for name, path in (("--output", output), ("--plot", plot)):
-        if path is None:
-            continue
-        if path.is_dir():
-            raise ValueError(f"{name}: {str(path)!r} is a folder; it must be a file")
-        if not path.resolve().parent.is_dir():
-            raise ValueError(f"{name}: there is no folder {str(path.parent)!r} to write {path.name} in")
+def check_places(output: Path | None, plot: Path | None, trace: Path | None, read: Mapping[str, Path | None]) -> None:
+    """Refuse what could not be written, or would be written over another or over what is read, before anything runs."""
+    others = dict(read)
+    for name, path in (("--output", output), ("--plot", plot), ("--trace", trace)):
+        if path is not None:
+            check_place(name, path)
+            check_apart(name, path, others)
+        others[name] = path
     if plot is not None:
         from ..bench.plots import require_able
 
         require_able(plot)
+    if output is not None and output.exists():
+        raise ValueError(f"--output: {str(output)!r} exists; bench report shows it; remove it, or give another file")
+    if output is not None and trace is not None and part_of(output).exists() and part_of(trace).exists():
+        raise ValueError(
+            f"--trace: {str(part_of(trace))!r} holds rounds of the run that would go on; give another file, or move it"
+        )
 
 
 def measured(plan: Plan, output: Path | None, trace: Path | None = None, laws: int | None = None) -> tuple[Run, int]:
@@ -319,21 +331,19 @@ def measured(plan: Plan, output: Path | None, trace: Path | None = None, laws: i
     from ..bench.session import broken_promises, perform, prepare
     from ..trace import writing
 
-    if output is not None and output.exists():
-        raise ValueError(f"--output: {str(output)!r} exists; report shows it; remove it, or give another file")
     session, status = None, 0
+    term = Terminated()
     try:
-        with nullcontext(None) if trace is None else writing(trace, laws or 0) as writer:
+        with term, nullcontext(None) if trace is None else writing(trace, laws or 0) as writer:
             session = prepare(plan, sys.argv, note, writer)
             with closing(session), Progress("groups of prompts") as progress:
                 perform(session, output, progress.show)
-    except (KeyboardInterrupt, RunnerError) as error:
+    except (KeyboardInterrupt, RunnerError, OSError) as error:
         if session is None:
             raise
-        failed = isinstance(error, RunnerError)
-        status = 1 if failed else 130
-        why = f"{error}; nothing is left to compare with: stopped" if failed else "stopped"
-        note(f"{why}; {_kept(output)}")
+        stopped = isinstance(error, KeyboardInterrupt)
+        status = (143 if term.came else 130) if stopped else 1
+        note(f"{'stopped' if stopped else f'stopped: {error}'}; {_kept(output)}")
     for fault in broken_promises(session.run):
         note(fault)
         status = status or 1
@@ -341,8 +351,6 @@ def measured(plan: Plan, output: Path | None, trace: Path | None = None, laws: i
 
 
 def _kept(output: Path | None) -> str:
-    from ..bench.files import part_of
-
     if output is None:
         return "nothing is kept without --output"
     return f"what was measured is in {part_of(output)}; the same command goes on with the rest"

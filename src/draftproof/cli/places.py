@@ -19,12 +19,16 @@ def check_place(option: str, path: Path) -> None:
 
 def check_trace(trace: Path | None, others: Mapping[str, Path | None]) -> None:
     """Refuse a trace that could not be written. others: files that it must not be, by their options."""
-    if trace is None:
-        return
-    check_place("--trace", trace)
-    for option, other in others.items():
-        if other is not None and not _names(trace).isdisjoint(_names(other)):
-            raise ValueError(f"--trace: {str(trace)!r} is that of {option} too; give another file")
+    if trace is not None:
+        check_place("--trace", trace)
+        check_apart("--trace", trace, others)
+
+
+def check_apart(option: str, path: Path, others: Mapping[str, Path | None]) -> None:
+    """Refuse a file to write that is another option's too."""
+    for name, other in others.items():
+        if other is not None and not _names(path).isdisjoint(_names(other)):
+            raise ValueError(f"{option}: {str(path)!r} is that of {name} too; give another file")
 
 
 def check_laws(laws: int | None, trace: Path | None) -> None:

@@ -129,7 +129,8 @@ def _show_requests(requests: Sequence[Traced]) -> None:
 
 def _headline(request: Traced) -> str:
     label = ", ".join(f"{name} {value}" for name, value in request.begin["label"].items())
-    return f"request {request.name}{f' ({label})' if label else ''}, seed {request.begin['seed']}: {_ending(request)}"
+    line = f"request {request.name}{f' ({label})' if label else ''}, seed {request.begin['seed']}: {_ending(request)}"
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in line)  # names come from files
 
 
 def _ending(request: Traced) -> str:

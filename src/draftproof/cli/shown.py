@@ -64,3 +64,25 @@ class Caught:
     def _remember(self, number: int, frame: object) -> None:
         self.came = True
         signal.signal(self._number, self._before)
+
+
+class Terminated:
+    """While entered, SIGTERM stops what runs as Ctrl-C does, so that nothing that was started stays behind."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self._before: Any = None
+        self._ours = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> Terminated:
+        if self._ours:
+            self._before = signal.signal(signal.SIGTERM, self._stop) or signal.SIG_DFL
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._ours:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self.came = True
+        raise KeyboardInterrupt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -62,7 +63,8 @@ def sweep(
     """Measure the speed-up of every depth and tree of a drafter, beside what theory predicts from measured costs.
 
     Speed-ups are of decoding alone, without the reading of prompts. Predicted: from the acceptances of the deepest
-    chain and the cost of forwards, measured in the same run; of a tree, from its own acceptances.
+    chain and the cost of forwards, measured in the same run. Of the deepest chain itself and of trees, it is from their
+    own acceptances; these are marked, and do not count for how good predictions are.
 
     Example: **draftproof bench sweep --model ./qwen-1.5b --draft model:./qwen-0.5b --depths 0-8 --plot sweep.svg**
 
@@ -72,6 +74,8 @@ def sweep(
 
     chosen = _drafts(draft, layers)
     chains = [str(depth) for depth in numbers(depths) if depth > 0]
+    if not chains and not tree:
+        raise ValueError("--depths: nothing but 0 is plain decoding alone; give a depth above 0, or a --tree")
     systems = {}
     if chains:
         systems |= configurations(
@@ -95,7 +99,7 @@ def sweep(
         threads=threads,
         exact=exact,
     )
-    check_places(output, plot)
+    check_places(output, plot, None, {"--prompts": None if prompts is None else Path(prompts)})
     found, status = measured(plan, output)
     tell_sweep(found, plot, as_json)
     return status

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..base import Step
 from ..stats import Stats
+from ..trees import require_path
+from .fields import FIELDS, HEADER, LAWS, require
 from .record import step_of
 from .writer import VERSION
-
-_BEGIN = {"seed", "sample", "label", "prompt_token_ids", "load_seconds", "config"}
-_ROUND = {"round", "root", "draft", "path", "verdict_tokens", "last", "tests", "rounding", "tokens", "seconds", "rows"}
-_ROUND |= {"requests", "why", "pieces", "texts"}
-_END = {"finish_reason", "stop_reason", "error", "stats"}
-_HOLDS = {"begin": _BEGIN, "round": _ROUND, "end": _END}
 
 
 @dataclass(slots=True)
@@ -80,8 +76,12 @@ def _header(path: str | Path, lines: Sequence[bytes]) -> dict[str, Any]:
     if header is None or "draftproof_trace" not in header:
         raise ValueError(f"trace: {str(path)!r} is no trace; it does not begin with a draftproof trace header")
     version = header["draftproof_trace"]
-    if version != VERSION:
-        raise ValueError(f"trace: {str(path)!r} is of version {version}; this draftproof reads version {VERSION}")
+    if type(version) is not int or version != VERSION:
+        raise ValueError(f"trace: {str(path)!r} is of version {version!r}; this draftproof reads version {VERSION}")
+    try:
+        require(header, HEADER)
+    except ValueError as error:
+        raise ValueError(f"trace: {str(path)!r}, line 1: {error}") from None
     return header
 
 
@@ -99,11 +99,9 @@ def _take(record: dict[str, Any] | None, requests: dict[str, Traced], texts: dic
     if record is None:
         raise ValueError("it is damaged: it is no JSON object")
     event, name = record.get("event"), record.get("request")
-    if event not in _HOLDS or not isinstance(name, str):
+    if not (isinstance(event, str) and event in FIELDS and isinstance(name, str)):
         raise ValueError(f"it is damaged: it holds event {event!r} of request {name!r}")
-    missing = _HOLDS[event] - record.keys()
-    if missing:
-        raise ValueError(f"it is damaged: it has no {min(missing)}")
+    require(record, FIELDS[event])
     if (event == "begin") == (name in requests):
         raise ValueError(f"request {name!r} has {'begun before' if event == 'begin' else 'not begun'}")
     if event == "begin":
@@ -115,8 +113,28 @@ def _take(record: dict[str, Any] | None, requests: dict[str, Traced], texts: dic
     else:
         if record["round"] != len(requests[name].rounds):
             raise ValueError(f"round {record['round']} of request {name!r} comes after {len(requests[name].rounds)}")
+        _require_sound(record)
         requests[name].rounds.append(record)
         texts.update((int(token), text) for token, text in record["texts"].items())
+
+
+def _require_sound(record: Mapping[str, Any]) -> None:
+    """A round whose fields are of their sorts must be one, too: `step_of` takes it, and what it tells twice agrees."""
+    step = step_of(record)
+    require_path(step.draft.parents, step.verdict.path)
+    nodes = [test.node for test in step.verdict.tests]
+    if not all(node < len(step.draft) for node in nodes):
+        raise ValueError(f"it is damaged: tests ask about nodes {nodes} of {len(step.draft)}")
+    if step.tokens != step.verdict.tokens[: len(step.tokens)]:
+        raise ValueError("it is damaged: tokens are not what verdict_tokens begin with")
+    if (step.accepted, step.bonus) != (record["accepted"], record["bonus"]):
+        raise ValueError(f"it is damaged: accepted and bonus must be {step.accepted} and {step.bonus}")
+    if len(record["pieces"]) != len(step.tokens):
+        raise ValueError(f"it is damaged: it has {len(record['pieces'])} pieces for {len(step.tokens)} tokens")
+    if "laws" in record:
+        require(record, LAWS)
+        if len(record["laws"]["tests"]) != len(nodes):
+            raise ValueError(f"it is damaged: laws.tests has {len(record['laws']['tests'])} for {len(nodes)} tests")
 
 
 def steps_of(request: Traced) -> list[Step]:

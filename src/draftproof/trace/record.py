@@ -83,7 +83,8 @@ def step_of(record: Mapping[str, Any]) -> Step:
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         where = f"round {record.get('round')} of request {record.get('request')!r}"
-        raise ValueError(f"trace: {where} is damaged: {type(error).__name__}: {error}") from None
+        what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{where} is damaged: {what}") from None
 
 
 def _test_of(record: Mapping[str, Any]) -> Test:
