@@ -264,7 +264,6 @@ class PeerProcess:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "python": homeless(self._python),
             "model": self._model.name,
             "assistant": None if self.assistant is None else self.assistant.name,
             "dtype": self.dtype,

@@ -119,14 +119,18 @@ def _git(folder: Path, *command: str) -> str | None:
 
 
 def _command_line(argv: Sequence[str], home: str) -> str:
-    """As a shell would take it: the program by its base name, ~ for the home folder.
+    """As a shell would take it: the program by its base name (its own one under python -m), ~ for the home folder.
 
+    >>> _command_line(["/lib/draftproof/__main__.py", "doctor"], "")
+    'draftproof doctor'
     >>> _command_line(["/opt/bin/draftproof", "bench", "/home/ann/my model", "--out=/home/ann/a.json"], "/home/ann")
     "draftproof bench ~/'my model' '--out=~/a.json'"
     """
     if not argv:
         return ""
-    return " ".join([shlex.quote(Path(argv[0]).name), *(_quoted(argument, home) for argument in argv[1:])])
+    program = Path(argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return " ".join([shlex.quote(name), *(_quoted(argument, home) for argument in argv[1:])])
 
 
 def _quoted(argument: str, home: str) -> str:
