@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..jsonl import object_of
 from .runner import Question
 
 _OWN_SET = Path(__file__).with_name("questions.jsonl")
@@ -37,7 +38,7 @@ def read_questions(source: str | Path | None, count: int | None = None) -> list[
     found: dict[str, tuple[int, Question]] = {}
     for number, line in numbered:
         try:
-            question = _checked(number, line, "text") if as_text else _question(_object(line), number)
+            question = _checked(number, line, "text") if as_text else _question(object_of(line), number)
             if question.id in found:
                 raise ValueError(f"id: {question.id!r} is that of line {found[question.id][0]} too; ids must differ")
         except ValueError as error:
@@ -84,16 +85,6 @@ def _holds_text(path: Path, first: str) -> bool:
     if name.endswith((".jsonl", ".ndjson", ".json")):
         return False
     return name.endswith(".txt") or not first.lstrip().startswith("{")
-
-
-def _object(line: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is not JSON: {error}; one object a line is expected") from None
-    if not isinstance(found, dict):
-        raise ValueError(f'it holds {line.strip()[:40]}; it must hold an object such as {{"prompt": "..."}}')
-    return found
 
 
 def _question(found: dict[str, Any], number: int) -> Question:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -18,7 +19,7 @@ from .notes import note
 from .options import Debug, DraftQuantization, DraftVocabulary, Exact, Model, Threads, speculative_config
 from .places import check_apart, check_laws, check_place
 from .progress import Progress
-from .shown import Terminated
+from .shown import Caught
 from .told import tell, tell_sweep
 
 if TYPE_CHECKING:
@@ -332,7 +333,7 @@ def measured(plan: Plan, output: Path | None, trace: Path | None = None, laws: i
     from ..trace import writing
 
     session, status = None, 0
-    term = Terminated()
+    term = Caught(signal.SIGTERM, interrupts=True)
     try:
         with term, nullcontext(None) if trace is None else writing(trace, laws or 0) as writer:
             session = prepare(plan, sys.argv, note, writer)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..jsonl import object_of
+
 _OWN = ("prompt", "messages", "id", "system")
 _NOT_HERE = {
     "n": "one answer is written for a line; repeat the line with other seeds",
@@ -54,7 +56,7 @@ def read_items(source: str, sampling: dict[str, Any], system: str | None, raw: b
     items: dict[str, tuple[int, Item]] = {}
     for number, line in lines:
         try:
-            item = _item(_fields(line) if as_json else {"prompt": line}, number, sampling, system)
+            item = _item(object_of(line) if as_json else {"prompt": line}, number, sampling, system)
             if item.name in items:
                 raise ValueError(f"id: {item.id!r} is that of line {items[item.name][0]} too; ids must differ")
             if raw and item.system is not None:
@@ -84,16 +86,6 @@ def _text_of(source: str) -> str:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ValueError(f"--prompts: {source!r} is not UTF-8 text (line {line}); save it as UTF-8") from None
-
-
-def _fields(line: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is not JSON: {error}; one object a line is expected") from None
-    if not isinstance(found, dict):
-        raise ValueError(f'it holds {line.strip()[:40]}; it must hold an object such as {{"prompt": "..."}}')
-    return found
 
 
 def _item(found: dict[str, Any], number: int, sampling: dict[str, Any], system: str | None) -> Item:

@@ -44,10 +44,12 @@ def acceptance(accepted: int, drafted: int) -> str:
 
 
 class Caught:
-    """While entered, remembers that a signal came instead of acting on it. The second one acts as before."""
+    """While entered, remembers that a signal came instead of acting on it, or, with `interrupts`, stops what runs as
+    Ctrl-C does. The second one acts as before."""
 
-    def __init__(self, number: signal.Signals) -> None:
+    def __init__(self, number: signal.Signals, *, interrupts: bool = False) -> None:
         self.came = False
+        self._interrupts = interrupts
         self._number = number
         self._before: Any = None
         self._ours = threading.current_thread() is threading.main_thread()  # others may not set handlers
@@ -64,25 +66,5 @@ class Caught:
     def _remember(self, number: int, frame: object) -> None:
         self.came = True
         signal.signal(self._number, self._before)
-
-
-class Terminated:
-    """While entered, SIGTERM stops what runs as Ctrl-C does, so that nothing that was started stays behind."""
-
-    def __init__(self) -> None:
-        self.came = False
-        self._before: Any = None
-        self._ours = threading.current_thread() is threading.main_thread()
-
-    def __enter__(self) -> Terminated:
-        if self._ours:
-            self._before = signal.signal(signal.SIGTERM, self._stop) or signal.SIG_DFL
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._ours:
-            signal.signal(signal.SIGTERM, self._before)
-
-    def _stop(self, number: int, frame: object) -> None:
-        self.came = True
-        raise KeyboardInterrupt
+        if self._interrupts:
+            raise KeyboardInterrupt
