@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from draftproof.audit.toys import chooser
-from draftproof.base import Controller, Draft, Drafter, Feed, Kind, Load, Scores, Step, Verdict
+from draftproof.base import Context, Controller, Draft, Drafter, Feed, Kind, Load, Scores, Step, Verdict, unread
 from draftproof.chance import PhiloxChance
 from draftproof.commit import Output
 from draftproof.control import CONTROLLERS, Cost, Costs, Fixed, Record, Threshold
@@ -24,7 +24,7 @@ from draftproof.drafters.outlook import expected_rate
 from draftproof.drafters.worth import BINS
 from draftproof.loop import decode
 from draftproof.models.table import TableTarget, hashed_logits
-from draftproof.plan import Terms
+from draftproof.plan import Plan, Terms
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
 from draftproof.theory import acceptance_report, advised, expected_tokens, speed_up
@@ -357,13 +357,24 @@ def test_in_company_a_request_drafts_only_what_pays_for_all():
     controller = auto(depth=4, record=record)
     for requests in (1, 8):
         state = controller.init()
-        state = controller.update(state, stepped(0, 0, rows=2 * requests, requests=requests))
+        told = {"rows": 2 * requests + 200, "prompt_rows": 200, "requests": requests}
+        state = controller.update(state, stepped(0, 0, **told, drafting={"model": requests - 1}))
         terms.append(controller.plan(state, Load(10, 100, requests)).terms)
     alone, company = terms
     assert (alone.base, company.base) == (1, 8)
     assert alone.rounds[0] == pytest.approx(1.0)
     assert company.rounds[0] == pytest.approx(verify(15)), "seven with two rows each, and its own first"
-    assert company.levels["model"] == pytest.approx(LEVEL / 8)
+    assert company.levels["model"] == pytest.approx(LEVEL / 8), "for all eight together"
+
+
+def test_a_level_is_shared_with_those_who_want_one():
+    controller, levels = auto(record=seldom_right("model")), []
+    for others in (7, 0):
+        state = controller.init()
+        for _ in range(20):
+            state = controller.update(state, stepped(0, 0, rows=8, requests=8, drafting={"model": others}))
+        levels.append(controller._terms(state, Load(10, 100, 8), 4).levels["model"])
+    assert levels == [pytest.approx(LEVEL / 8), pytest.approx(LEVEL, rel=0.1)]
 
 
 def seldom_right(origin: str) -> Record:
@@ -426,6 +437,87 @@ def test_drafting_that_came_to_nothing_is_a_loss_too():
         assert (controller.plan(state, Load(10, 100)).depth > 0) == asked
         state = controller.update(state, stepped(0, 0, rows=1, seconds=seconds))
     assert controller.plan(state, Load(10, 100)).why.startswith("off: model brought too little yet")
+
+
+READ = 0.05
+"""Seconds of a token that the draft model of these tests reads."""
+
+
+def answered(controller: Controller, most: int, prompt: int = 400) -> tuple[float, list[Step]]:
+    """Seconds of an answer to a prompt that the draft model has to read before it drafts what the target says."""
+    clock = Clock()
+    params = SamplingParams(max_tokens=most, temperature=1.0)
+    output, law = Output(params, most), law_of(params)
+    model = Timed(TARGET, clock, lambda rows: LEVEL + READ * (rows if rows > 16 else 0))
+    steps = decode(
+        [1 + i % (V - 1) for i in range(prompt)],
+        output,
+        target=Timed(TARGET, clock, verify),
+        drafter=ModelDrafter(model, Kind.COUPLED),
+        controller=controller,
+        rule=RULES["coupled"],
+        law=law,
+        chance=PhiloxChance(7),
+        clock=clock,
+    )
+    found = list(steps)
+    return clock.now, found
+
+
+def reading(record: Record | None = None) -> Cost:
+    costs = Costs(1, {n: verify(n) for n in (1, 4, 8, 16)}, {"model": LEVEL}, reading={"model": READ})
+    return Cost(["model"], ["model"], costs=costs, record=record, depth=4)
+
+
+def test_a_model_does_not_read_a_long_prompt_for_a_short_answer():
+    """400 tokens take it as long as 20 take the target, of which 16 is all that it could save."""
+    plain, _ = answered(Fixed(0), 16)
+    seconds, steps = answered(reading(), 16)
+    assert not any(len(step.draft) for step in steps)
+    assert seconds == plain
+    assert steps[0].why.startswith("off: model would read 400 tokens first")
+    assert answered(Fixed(4), 16)[0] > 1.5 * plain, "what it would have cost"
+
+
+def test_a_model_reads_a_prompt_once_an_answer_is_long_enough():
+    plain, _ = answered(Fixed(0), 400)
+    seconds, steps = answered(reading(), 400)
+    assert seconds < 0.6 * plain
+    first = next(i for i, step in enumerate(steps) if len(step.draft))
+    assert 64 < first < 200, "64 tokens to come would not pay for 400, twice as many do"
+
+
+def test_a_drafter_that_rests_is_not_tried_again_before_a_trial_is_cheap():
+    """One that was never asked would have to read all of the prompt to be tried."""
+    controller = reading(record := Record())
+    for _ in range(40):
+        record.add(stepped(4, 0))
+    state, tried = controller.init(), []
+    for i in range(200):
+        plan = controller.plan(state, Load(410 + i, 10_000, unread={"model": 410 + i}))
+        tried += [i] if plan.depth else []
+        state = controller.update(state, stepped(0, 0))
+    assert not tried
+    state = controller.init()
+    for i in range(60):
+        plan = controller.plan(state, Load(410 + i, 10_000, unread={"model": 10}))
+        tried += [i] if plan.depth else []
+        state = controller.update(state, stepped(0, 0))
+    assert tried[:1] == [32], "one that is up to date is"
+
+
+def test_what_models_have_yet_to_read():
+    context = Context(law_of(SamplingParams(temperature=1.0)), V, 64)
+    drafter = CombinedDrafter({"ngram": NGramDrafter(3), "model": ModelDrafter(TableTarget(TARGET, V), Kind.COUPLED)})
+    session = drafter.open(context)
+    drafter.commit([session], [[1, 2, 3, 4]])
+    assert unread(drafter, session) == {"model": 4}
+    drafter.propose([session], [Plan(2)], [PhiloxChance(1)])
+    assert unread(drafter, session) == {"model": 0}
+    drafter.commit([session], [[5, 6]])
+    assert unread(drafter, session) == {"model": 2}
+    lookup = NGramDrafter(3)
+    assert unread(lookup, lookup.open(context)) == {}
 
 
 def test_a_level_costs_what_its_own_drafter_took_for_it_and_a_round_counts_once():

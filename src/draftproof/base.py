@@ -333,6 +333,20 @@ class Drafter(Protocol):
     def propose(self, sessions: Sequence[Session], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]: ...
 
 
+@runtime_checkable
+class Reading(Protocol):
+    """A drafter with models that read the text themselves, which they do when they first draft after it."""
+
+    def unread(self, session: Session) -> Mapping[str, int]:
+        """Committed tokens that each of them has yet to read, by origin."""
+        ...
+
+
+def unread(drafter: Drafter, session: Session) -> Mapping[str, int]:
+    """The same of any drafter: nothing, where nobody reads."""
+    return drafter.unread(session) if isinstance(drafter, Reading) else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What happened in one round, after the cut. Statistics, traces and controllers derive from nothing else."""
@@ -344,6 +358,8 @@ class Step:
     rows: int = 0  # that the target scored in this round, for all requests that shared it
     requests: int = 1  # that shared it
     why: str = ""  # the controller's reason for the plan
+    prompt_rows: int = 0  # of `rows`, those of prompts that were being read
+    drafting: Mapping[str, int] = field(default_factory=dict)  # requests that a drafter drafted for, by origin
 
     @property
     def accepted(self) -> int:
@@ -364,6 +380,7 @@ class Load:
     remaining: int  # tokens that may still be emitted
     requests: int = 1  # that share the round
     pending: int = 1  # committed tokens that the round reads: more than the last one where a prompt ends in it
+    unread: Mapping[str, int] = field(default_factory=dict)  # committed tokens that draft models lack, by origin
 
 
 @runtime_checkable

@@ -19,19 +19,22 @@ from typing import Any
 
 import torch
 
+from .aside import whole
 from .base import Feed, Target
 from .control import Costs
+from .drafters.early_exit import Shallow
 from .models.load import Loaded, default_cache_dir
 
 _ROWS = (1, 4, 8, 12, 16, 24)
 _CONTEXT = 128
 _REPEATS = 5
-_FORMAT = 3
+_FORMAT = 4
+_NAMES = ("rounds", "levels", "branch", "reading")
 _BUSHY = (-1, 0, 1, 2, 3, -1, 0, 1)  # eight nodes, four leaves
 
 
-Known = tuple[dict[int, float], dict[str, float], float]
-"""Seconds of rounds by rows, of levels by origin, and of a branch."""
+Known = tuple[dict[int, float], dict[str, float], float, dict[str, float]]
+"""Seconds of rounds by rows, of levels by origin, of a branch, and of a token that a draft model reads, by origin."""
 
 
 def calibrated(
@@ -51,7 +54,8 @@ def calibrated(
         branch = 0.0
         if max(rounds) > len(_BUSHY):
             branch = max(_seconds(target.target, 9, _BUSHY) - _seconds(target.target, 9), 0.0) / 3
-        known = rounds, levels, branch
+        reading = {o: _reading(model) for o, model in models.items() if not isinstance(model, Shallow)}
+        known = rounds, levels, branch, reading
         _write(file, known)
     plan = target.target.plan
     return Costs(plan.multiple, *known, wide=plan.wide)
@@ -70,6 +74,21 @@ def _seconds(model: Target, rows: int, parents: tuple[int, ...] | None = None) -
             model.forward([Feed(session, (0,) * rows, tuple(range(-1, rows - 2)) if parents is None else parents)])
             spent.append(perf_counter() - began)
         return min(spent)
+    finally:
+        model.close(session)
+
+
+def _reading(model: Target) -> float:
+    """Of a token, where many are read and none is asked about."""
+    length = min(_CONTEXT, model.max_context - 1)
+    session = model.open(length)
+    try:
+        spent = []
+        for _ in range(_REPEATS):
+            began = perf_counter()
+            model.forward([Feed(session, (0,) * length, want=())])
+            spent.append(perf_counter() - began)
+        return min(spent) / length
     finally:
         model.close(session)
 
@@ -99,20 +118,17 @@ def _read(file: Path) -> Known | None:
         rounds = {int(rows): float(seconds) for rows, seconds in found["rounds"].items()}
         levels = {str(origin): float(seconds) for origin, seconds in found["levels"].items()}
         branch = float(found["branch"])
+        reading = {str(origin): float(seconds) for origin, seconds in found["reading"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None  # absent, or not ours: measured again
-    seconds = [*rounds.values(), *levels.values()]
-    whole = rounds and min(rounds) >= 1 and all(0 < each < inf for each in seconds) and 0 <= branch < inf
-    return (rounds, levels, branch) if whole else None
+    seconds = [*rounds.values(), *levels.values(), *reading.values()]
+    sound = rounds and min(rounds) >= 1 and all(0 < each < inf for each in seconds) and 0 <= branch < inf
+    return (rounds, levels, branch, reading) if sound else None
 
 
 def _write(file: Path, known: Known) -> None:
-    """Aside, then renamed. That it cannot be kept is no reason to fail."""
-    aside = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
+    """That it cannot be kept is no reason to fail."""
+    with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps({"rounds": known[0], "levels": known[1], "branch": known[2]}), encoding="utf-8")
-        aside.replace(file)
-    except OSError:
-        with suppress(OSError):
-            aside.unlink()
+        with whole(file) as aside:
+            aside.write_text(json.dumps(dict(zip(_NAMES, known, strict=True))), encoding="utf-8")

@@ -6,12 +6,13 @@ for it, then pieces of prompts in order of arrival.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
-from .base import Draft, Feed, Judge, Load, Round, Scores, Step, Target, Verdict
+from .base import Draft, Feed, Judge, Load, Round, Scores, Step, Target, Verdict, unread
 from .commit import commit
 from .loop import Laps, LazyRows, note_prompt, wanted_of_prompt
 from .memory import KVMemory
@@ -55,6 +56,21 @@ class _Turn:
             want = wanted_of_prompt(request.output, request.prompt, self.at, len(self.tokens))
             return Feed(self.seat.session, self.tokens, want=want)
         return Feed(self.seat.session, (*self.tokens, *self.draft.tokens), self.draft.parents)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What a `Step` tells of the round that is the same for all who shared it."""
+
+    rows: int
+    prompt_rows: int
+    drafting: dict[str, int]
+
+
+def _shared(turns: Sequence[_Turn]) -> _Shared:
+    pieces = sum(len(turn.tokens) - (turn.plan is not None) for turn in turns)
+    origins = Counter(origin for turn in turns for origin in set(turn.draft.origin))
+    return _Shared(sum(turn.rows for turn in turns), pieces, dict(origins))
 
 
 def judge_each(rounds: Sequence[Round]) -> list[Verdict | Exception]:
@@ -178,9 +194,9 @@ class Engine:
                 self._read(turn, scores)
         kept = [self._commit(*each, verdict) for each, verdict in zip(rounds, verdicts, strict=True)]
         laps("commit")
-        rows = sum(turn.rows for turn, _ in scored)
-        self._count(rows)
-        self._tell([each for each in kept if each is not None], laps.take(), rows)
+        shared = _shared([turn for turn, _ in scored])
+        self._count(shared.rows)
+        self._tell([each for each in kept if each is not None], laps.take(), shared)
         if self.config.check:
             self._compare()
         events, self._events = self._events, []
@@ -214,9 +230,17 @@ class Engine:
         return [turn for turn in turns + pieces if turn.seat.runs]  # who was taken his memory waits again
 
     def _plan(self, seat: Seat) -> Plan | None:
-        pending = self._seats.missing(seat)
-        load = Load(len(seat.history), seat.request.output.remaining, len(self._seats.running), pending)
-        return None if seat.held else self._guarded(seat, lambda seat: seat.request.controller.plan(seat.state, load))
+        return None if seat.held else self._guarded(seat, self._controlled)
+
+    def _controlled(self, seat: Seat) -> Plan:
+        load = Load(
+            len(seat.history),
+            seat.request.output.remaining,
+            len(self._seats.running),
+            self._seats.missing(seat),
+            unread(seat.drafter, seat.guide),
+        )
+        return seat.request.controller.plan(seat.state, load)
 
     def _piece(self, seat: Seat, room: int) -> _Turn | None:
         """As much of a text as there is room for; a whole round if that is all of it."""
@@ -277,7 +301,7 @@ class Engine:
         return self._guarded(turn.seat, act)
 
     def _tell(
-        self, kept: Sequence[tuple[_Turn, Verdict, tuple[int, ...]]], seconds: dict[str, float], rows: int
+        self, kept: Sequence[tuple[_Turn, Verdict, tuple[int, ...]]], seconds: dict[str, float], shared: _Shared
     ) -> None:
         """Steps, for the controllers and the caller. Each of the requests waited for the whole round."""
         now = self._clock()
@@ -287,7 +311,17 @@ class Engine:
                 spent["prefill"] = max(0.0, now - seat.began - sum(seconds.values()))
                 seat.began = None
             why = "" if turn.plan is None else turn.plan.why
-            step = Step(turn.draft, verdict, tokens, spent, rows, len(kept), why)
+            step = Step(
+                turn.draft,
+                verdict,
+                tokens,
+                spent,
+                shared.rows,
+                len(kept),
+                why,
+                prompt_rows=shared.prompt_rows,
+                drafting=shared.drafting,
+            )
             if self._guarded(seat, lambda seat, step=step: self._follow(seat, step)):
                 self._events.append(Event(seat.request, step))
                 self.counts.emitted += len(tokens)

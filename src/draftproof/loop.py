@@ -12,7 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from .base import Chance, Context, Controller, Draft, Drafter, Feed, Law, LazyRow, Load, Row, Rule, Scores, Step, Target
+from .base import (
+    Chance,
+    Context,
+    Controller,
+    Draft,
+    Drafter,
+    Feed,
+    Law,
+    LazyRow,
+    Load,
+    Row,
+    Rule,
+    Scores,
+    Step,
+    Target,
+    unread,
+)
 from .commit import Judged, Output, commit
 from .trees import path_to
 
@@ -47,7 +63,7 @@ def decode(
     state = controller.init()
     lap("prefill")
     while output.finish_reason is None:
-        plan = controller.plan(state, Load(len(history), output.remaining))
+        plan = controller.plan(state, Load(len(history), output.remaining, unread=unread(drafter, guide)))
         [draft] = drafter.propose([guide], [plan], [chance])
         lap("propose")
         [scores] = target.forward([Feed(session, (history[-1], *draft.tokens), draft.parents)])
@@ -60,7 +76,8 @@ def decode(
         target.commit([session], [verdict.path[: len(kept) - 1]])  # the last token kept is the next pending one
         drafter.commit([guide], [kept])
         lap("commit")
-        step = Step(draft, verdict, kept, lap.take(), rows=1 + len(draft), why=plan.why)
+        drafting = dict.fromkeys(draft.origin, 1)
+        step = Step(draft, verdict, kept, lap.take(), rows=1 + len(draft), why=plan.why, drafting=drafting)
         state = controller.update(state, step)
         yield step
         lap.skip()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..base import Load, Step
-from ..drafters.outlook import expected_rate
+from ..drafters.outlook import expected
 from ..plan import Plan, Terms
 from ..trees import leaves_of
 from .costs import Costs
@@ -22,9 +22,11 @@ _GAIN = 1.01  # drafting must promise so much more than plain decoding
 _PROBE = 32  # rounds until a drafter that was switched off is tried again; twice as many after each failure
 _LONGEST = 16 * _PROBE
 _LOOK = 4  # rounds between two looks at what drafters are expected to bring
+_BESIDE = 16  # tokens that a draft model reads in the forward of a level
 _NODES = 23  # most of them: with the committed token's row three times eight
 _PLENTY = 1.25  # drafters that promise less may lose no more than they brought before and an allowance:
 _ALLOWANCE = 0.02  # tokens a round. So no answer, however short, is much slower than plain decoding
+_SOON = 64  # tokens that an answer is taken to go on for, or as many as it has; less, where it may not
 
 
 @dataclass(slots=True)
@@ -40,12 +42,16 @@ class _State:
     record: Record
     rounds: int = 0
     resting: dict[str, _Rest] = field(default_factory=dict)
-    others: float = 0.0  # rows of a request that shares the round, as they were last
+    others: float = 0.0  # rows of a request that shares the round, as they were last; not of a prompt
+    beside: dict[str, float] = field(default_factory=dict)  # share of them that a drafter drafts for, of late
     tokens: float = 1.0  # that a round of this request yields, of late
     gains: dict[str, float] = field(default_factory=dict)  # by origin, as of late
+    accepted: dict[str, float] = field(default_factory=dict)  # drafted tokens that a round is expected to keep, too
+    emitted: int = 0  # tokens of the answer
     trying: str | None = None  # who rests and was asked again in the round under way
     look: int = 0  # the round in which they are worked out again
     terms: Terms | None = None  # of the round under way
+    reads: bool = False  # whether a draft model may have to read much in it
     ahead: float = 0.0  # tokens that drafting brought, less those that plain decoding had made in the time it took
 
 
@@ -77,6 +83,7 @@ class Cost:
 
     def plan(self, state: _State, load: Load) -> Plan:
         state.terms = state.trying = None
+        state.reads = False
         plan = planned(load, self._depth, self._widths, self._most_requests, len(self._origins))
         if plan.depth == 0:
             return plan
@@ -87,15 +94,21 @@ class Cost:
             return Plan(why="off: a row more beside the prompt is a block more")
         terms = self._terms(state, load, nodes)
         gains = self._gains(state, terms, plan)
+        fees = {origin: self._fee(terms, load, origin) for origin in self._origins}
         awake = [origin for origin in self._origins if self._is_awake(state, origin, gains[origin])]
+        willing, awake = awake, [o for o in awake if fees[o] <= self._hoped(state, terms, load, o)]
         due = [o for o in self._origins if o in state.resting and state.rounds >= state.resting[o].until]
+        due = [o for o in due if fees[o] <= _ALLOWANCE * (state.rounds + 1)]
         state.trying = due[0] if due else None
         state.terms = terms
         if due:
             return Plan(min(2, plan.depth), (), 2, frozenset(due[:1]), why=f"trying {due[0]} again")
-        best = max(awake or gains, key=lambda origin: gains[origin])
+        best = max(awake or willing or gains, key=lambda origin: gains[origin])
+        if not awake and willing:
+            return Plan(why=f"off: {best} would read {load.unread[best]} tokens first, for {gains[best]:.2f}x")
         if not awake:
             return Plan(why=f"off: expected {gains[best]:.2f}x")
+        state.reads = any(fees[origin] for origin in awake)
         why = f"{best}: expected {gains[best]:.2f}x"
         widths = self._widths
         if gains[best] < _PLENTY:
@@ -121,9 +134,23 @@ class Cost:
         """What each drafter is expected to bring, against plain decoding. It changes slowly: not asked every round."""
         if state.rounds >= state.look:
             plain = terms.base / terms.rounds[0]
-            state.gains = {origin: expected_rate(terms, origin, plan) / plain for origin in self._origins}
+            found = {origin: expected(terms, origin, plan) for origin in self._origins}
+            state.gains = {origin: rate / plain for origin, (rate, _) in found.items()}
+            state.accepted = {origin: tokens for origin, (_, tokens) in found.items()}
             state.look = state.rounds + _LOOK
         return state.gains
+
+    def _fee(self, terms: Terms, load: Load, origin: str) -> float:
+        """Tokens that plain decoding makes, for all, while a draft model reads what it lacks. What is read beside a
+        level's own rows, as after a round or two, costs next to nothing."""
+        tokens = load.unread.get(origin, 0)
+        return terms.base * self._costs.reading(origin, tokens) / terms.rounds[0] if tokens > _BESIDE else 0.0
+
+    def _hoped(self, state: _State, terms: Terms, load: Load, origin: str) -> float:
+        """Tokens that an answer is expected to gain by drafts to its end, so far as one can tell when that comes."""
+        left = min(load.remaining, max(_SOON, state.emitted))
+        each = (terms.base + state.accepted[origin]) * (1 - 1 / max(state.gains[origin], 1.0))
+        return each * left / (1 + state.accepted[origin])
 
     def _is_awake(self, state: _State, origin: str, gain: float) -> bool:
         """Whether it drafts; one that no longer pays is put to rest."""
@@ -136,7 +163,7 @@ class Cost:
         mates = max(load.requests - 1, 0)
         rounds = self._costs.rounds(load.context, round(mates * state.others), nodes, smooth=mates > 0)
         levels: Mapping[str, float] = {
-            origin: seconds / (mates + 1)  # a level is drafted for all of them together
+            origin: seconds / (1 + mates * state.beside.get(origin, 1.0))  # it is drafted for all who want one together
             for origin in self._models
             if (seconds := self._costs.level(origin)) is not None
         }
@@ -147,10 +174,15 @@ class Cost:
         self._costs.add(step, self._models)
         state.record.add(step)
         state.rounds += 1
+        state.emitted += len(step.tokens)
         if state.terms is not None and len(step.draft) < len(state.terms.rounds):
-            leaves, drafting = leaves_of(step.draft.parents), _drafting(state.terms, step)
+            leaves, drafting = leaves_of(step.draft.parents), _drafting(state.terms, step, state.reads)
             state.ahead += step.accepted - _lost(state.terms, len(step.draft), leaves, drafting)
-        state.others = min(step.rows / max(step.requests, 1), 1 + _NODES)
+        state.others = min((step.rows - step.prompt_rows) / max(step.requests, 1), 1 + _NODES)
+        for origin in self._models if step.requests > 1 else ():
+            share = (step.drafting.get(origin, 0) - (origin in step.draft.origin)) / (step.requests - 1)
+            before = state.beside.get(origin, 1.0)
+            state.beside[origin] = before + 0.2 * (share - before)
         state.tokens += 0.1 * (len(step.tokens) - state.tokens)
         if state.trying is not None:
             self._tried(state, state.trying, step)
@@ -175,9 +207,9 @@ def _lost(terms: Terms, nodes: int, leaves: int, drafting: float) -> float:
     return terms.base * (seconds / terms.rounds[0] - 1)
 
 
-def _drafting(terms: Terms, step: Step) -> float:
-    """This request's part of the seconds that drafting took, what was thrown away included. In the first round that
-    would count a draft model's reading of the prompt, which is paid for once: there, what its levels usually take."""
-    if "prefill" not in step.seconds:
+def _drafting(terms: Terms, step: Step, reads: bool) -> float:
+    """This request's part of the seconds that drafting took, what was thrown away included. Where a draft model may
+    have read much, or a prompt was looked through, which is paid for once: what levels usually take."""
+    if not reads and "prefill" not in step.seconds:
         return step.seconds.get("propose", 0.0) / max(step.requests, 1)
     return sum(seconds * levels_of(step, origin) for origin, seconds in terms.levels.items())

@@ -23,7 +23,8 @@ class Costs:
     step: rows that a forward is padded to a multiple of. rounds: known beforehand, by rows, for short contexts: their
     proportions hold until they are measured, their scale only until anything is. levels: the same of drafters, by
     origin. branch: what each leaf of a tree but one adds to a round, on the scale of `rounds`. wide: what the rows of
-    a forward with a prompt are padded to a multiple of.
+    a forward with a prompt are padded to a multiple of. reading: seconds of a token that a draft model has yet to read,
+    by origin.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class Costs:
         rounds: Mapping[int, float] | None = None,
         levels: Mapping[str, float] | None = None,
         branch: float = 0.0,
+        reading: Mapping[str, float] | None = None,
         *,
         wide: int = 1,
     ) -> None:
         self.step, self._wide = step, wide
+        self._reading = dict(reading or {})
         self._shape = _rising({self._padded(count): seconds for count, seconds in (rounds or {}).items()})
         self._branch = branch
         self._levels = {origin: deque([seconds], _KEPT) for origin, seconds in (levels or {}).items()}
@@ -74,6 +77,10 @@ class Costs:
         long, never too short: the lower quarter counts."""
         known = self._levels.get(origin)
         return sorted(known)[len(known) // 4] if known else None
+
+    def reading(self, origin: str, tokens: int) -> float:
+        """Seconds until its model has read so many."""
+        return tokens * self._reading.get(origin, 0.0)
 
     def branch(self, context: int) -> float:
         """Seconds that each leaf but one adds."""

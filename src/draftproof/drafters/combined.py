@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..base import ROOT, Chance, Context, Draft, Drafter, Keeper, Kind, Session
+from ..base import ROOT, Chance, Context, Draft, Drafter, Keeper, Kind, Session, unread
 from ..plan import Plan
 from .grow import without_request
 from .outlook import expected_rate, paying, reaches_of, worthwhile
@@ -45,6 +45,10 @@ class CombinedDrafter:
             session.committed += len(new)
         for name, drafter in self.drafters.items():
             drafter.commit([session.parts[name] for session in sessions], tokens)
+
+    def unread(self, session: _Guides) -> dict[str, int]:
+        every = (unread(drafter, session.parts[name]) for name, drafter in self.drafters.items())
+        return {origin: tokens for each in every for origin, tokens in each.items()}
 
     def propose(self, sessions: Sequence[_Guides], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
         found: list[Draft] = [Draft(session.committed) for session in sessions]

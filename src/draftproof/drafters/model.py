@@ -40,6 +40,10 @@ class ModelDrafter:
         for session, new in zip(sessions, tokens, strict=True):
             session.tokens += new
 
+    def unread(self, session: _Guide) -> dict[str, int]:
+        read = session.cached + (0 if session.feed is None else session.feed.committed)
+        return {self._name: len(session.tokens) - read}
+
     def propose(self, sessions: Sequence[_Guide], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
         """All sessions together: one forward a level."""
         growing = [self._begin(*each) for each in zip(sessions, plans, chances, strict=True)]

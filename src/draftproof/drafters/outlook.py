@@ -49,8 +49,13 @@ def _likeliest_path(by_reach: Sequence[int], parents: Sequence[int]) -> list[int
 
 def expected_rate(terms: Terms, origin: str, plan: Plan) -> float:
     """Tokens a second if `origin` drafts as `plan` allows, as deep as pays."""
+    return expected(terms, origin, plan)[0]
+
+
+def expected(terms: Terms, origin: str, plan: Plan) -> tuple[float, float]:
+    """The same, and how many drafted tokens of a round are then accepted."""
     cost, trust = terms.levels.get(origin, 0.0), terms.trust.get(origin)
-    best, reaches, parents, front = 0.0, list[float](), list[int](), [(1.0, ROOT)]
+    best, reaches, parents, front = (0.0, 0.0), list[float](), list[int](), [(1.0, ROOT)]
     for level in range(plan.depth):
         below = []
         for reach, node in front:
@@ -60,10 +65,10 @@ def expected_rate(terms: Terms, origin: str, plan: Plan) -> float:
                     reaches.append(below[-1][0])
                     parents.append(node)
         front = below
-        found, _ = worthwhile(parents, reaches, terms, (level + 1) * cost)
-        if not below or below[0][0] < 0.02 or found < 0.9 * best:
+        found, nodes = worthwhile(parents, reaches, terms, (level + 1) * cost)
+        if not below or below[0][0] < 0.02 or found < 0.9 * best[0]:
             break
-        best = max(best, found)
+        best = max(best, (found, sum(reaches[node] for node in nodes)))
     return best
 
 

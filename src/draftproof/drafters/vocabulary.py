@@ -69,6 +69,10 @@ class _Reader:
         for guide, new in zip(sessions, tokens, strict=True):
             guide.text.tokens += new
 
+    def unread(self, session: Guide) -> dict[str, int]:
+        """About: in the draft's tokens a text may have more or fewer."""
+        return {self._name: max(session.root - len(session.fed), 0)}
+
     def _missing(self, guide: Guide, ids: Sequence[int]) -> tuple[int, ...]:
         """Cut the cache to what it shares with `ids`; return what it lacks of them, at least the last one.
 

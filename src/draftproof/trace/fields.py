@@ -85,6 +85,9 @@ _SECONDS = Sort(
     f"numbers by phase ({', '.join(PHASES)})",
     lambda value: isinstance(value, dict) and value.keys() <= set(PHASES) and all(map(_is_number, value.values())),
 )
+_COUNTS = Sort(
+    "whole numbers by drafter", lambda value: isinstance(value, dict) and all(map(_WHOLE.holds, value.values()))
+)
 _SPELLED = Sort(
     "strings by token id",
     lambda value: (
@@ -163,6 +166,8 @@ FIELDS: Mapping[str, Mapping[str, Sort]] = {
         "seconds": _SECONDS,
         "rows": _WHOLE,
         "requests": _WHOLE,
+        "prompt_rows": _WHOLE,
+        "drafting": _COUNTS,
         "why": _TEXT,
         "pieces": _TEXTS,
         "texts": _SPELLED,

@@ -36,6 +36,8 @@ def round_record(index: int, step: Step, chance: Chance) -> dict[str, Any]:
         "seconds": dict(step.seconds),
         "rows": step.rows,
         "requests": step.requests,
+        "prompt_rows": step.prompt_rows,
+        "drafting": dict(step.drafting),
         "why": step.why,
     }
 
@@ -80,6 +82,8 @@ def step_of(record: Mapping[str, Any]) -> Step:
             record["rows"],
             record["requests"],
             record["why"],
+            record["prompt_rows"],
+            record["drafting"],
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         where = f"round {record.get('round')} of request {record.get('request')!r}"
