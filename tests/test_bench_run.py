@@ -319,7 +319,7 @@ def test_a_trace_is_not_written_over_that_of_the_run_that_goes_on(folder, prompt
 
 def test_a_foreign_file_is_no_run(capsys, tmp_path):
     file = Path(tmp_path / "x.json")
-    file.write_text('{"draftproof_trace": 1}\n')
+    file.write_text('{"draftproof_trace": 2}\n')
     code, _, err = bench(capsys, "report", file)
     assert code == 2
     assert "no run file of version 1" in err

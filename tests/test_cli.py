@@ -157,9 +157,9 @@ def test_a_trace_follows_links_and_leaves_pipes_and_devices_what_they_are(folder
     for trace in (link, pipe):
         assert generate("ab", "--model", folder, "--max-tokens", 2, "--temperature", 0, "--trace", trace) == 0
     assert link.is_symlink()
-    assert real.read_text().startswith('{"draftproof_trace": 1')
+    assert real.read_text().startswith('{"draftproof_trace": 2')
     assert pipe.is_fifo()
-    assert os.read(reader, 40).startswith(b'{"draftproof_trace": 1')
+    assert os.read(reader, 40).startswith(b'{"draftproof_trace": 2')
     os.close(reader)
 
 

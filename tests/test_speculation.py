@@ -228,9 +228,11 @@ def test_costs_are_measured_once_and_a_damaged_file_is_measured_again(plain, tmp
     assert len(said) == 1
     assert first.rounds(1, 0, 8) == again.rounds(1, 0, 8)
     assert np.all(np.diff(first.rounds(1, 0, 20)) >= 0)
-    damages = ["", "{", "[]", '{"rounds": {}}', '{"rounds": {"1": -1}, "levels": {}, "branch": 0}']
+    damages = ["", "{", "[]", '{"rounds": {}}', '{"rounds": {"1": -1}, "levels": {}, "branch": 0, "reading": {}}']
     for number in ("NaN", "Infinity", "9" * 400):
-        damages.append(f'{{"rounds": {{"1": 1, "4": {number}}}, "levels": {{}}, "branch": 0}}')
+        damages.append(f'{{"rounds": {{"1": 1, "4": {number}}}, "levels": {{}}, "branch": 0, "reading": {{}}}}')
+    damages.append('{"rounds": {"1": 1}, "levels": {}, "branch": 0, "reading": {"model": 0}}')
+    damages.append('{"rounds": {"1": 1}, "levels": {}, "branch": 0}')
     for damage in damages:
         file.write_text(damage)
         calibrated(plain.loaded, {}, cache_dir=tmp_path, notify=said.append)

@@ -587,7 +587,7 @@ def test_a_round_that_is_not_there_is_missed(tmp_path):
         (b'{\n  "provenance": {},\n  "asked": {}\n}\n', "does not begin with a draftproof trace header"),
         (b'{"id": 1, "text": "an answer"}\n', "does not begin with a draftproof trace header"),
         (b'{"draftproof_tr', "does not begin with a draftproof trace header"),
-        (b'{"draftproof_trace": 2}\n', "is of version 2; this draftproof reads version 1"),
+        (b'{"draftproof_trace": 3}\n', "is of version 3; this draftproof reads version 2"),
     ],
 )
 def test_what_is_no_trace_is_said_in_one_line(content, said, tmp_path, capsys):

@@ -39,6 +39,7 @@ class Costs:
     ) -> None:
         self.step, self._wide = step, wide
         self._reading = dict(reading or {})
+        self.spare = 0.0  # tokens that requests put by, together, for drafters that rest to be tried again
         self._shape = _rising({self._padded(count): seconds for count, seconds in (rounds or {}).items()})
         self._branch = branch
         self._levels = {origin: deque([seconds], _KEPT) for origin, seconds in (levels or {}).items()}

@@ -41,8 +41,11 @@ class ModelDrafter:
             session.tokens += new
 
     def unread(self, session: _Guide) -> dict[str, int]:
-        read = session.cached + (0 if session.feed is None else session.feed.committed)
-        return {self._name: len(session.tokens) - read}
+        after = session.cached
+        if session.feed is not None:
+            after += session.feed.committed
+            after += len(_read_of(session.feed, session.tokens[after:-1]))
+        return {self._name: len(session.tokens) - after}
 
     def propose(self, sessions: Sequence[_Guide], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
         """All sessions together: one forward a level."""
@@ -71,8 +74,7 @@ class ModelDrafter:
         if feed is None:
             return
         after = guide.cached + feed.committed
-        nodes = feed.tokens[feed.committed :]
-        path = follow(nodes, feed.parents, guide.tokens[after:-1])
+        path = _read_of(feed, guide.tokens[after:-1])
         self._model.commit([guide.model], [path])
         guide.cached = after + len(path)
         if guide.cached >= len(guide.tokens):  # nothing was committed since
@@ -99,3 +101,8 @@ class ModelDrafter:
             return f"was told {len(session.tokens)} tokens, not the {len(tokens)} that were committed"
         self._settle(session)
         return self._model.check(session.model, session.tokens)
+
+
+def _read_of(feed: Feed, tokens: Sequence[int]) -> list[int]:
+    """The nodes of a feed that say what came after it."""
+    return follow(feed.tokens[feed.committed :], feed.parents, tokens)

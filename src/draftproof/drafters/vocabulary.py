@@ -38,6 +38,7 @@ class Guide:
     model: Session
     text: Retold
     fed: list[int] = field(default_factory=list)  # what the model's cache holds, drafted tokens included
+    told: int = 0  # committed tokens that it has read, in its own
 
     @property
     def root(self) -> int:
@@ -70,8 +71,7 @@ class _Reader:
             guide.text.tokens += new
 
     def unread(self, session: Guide) -> dict[str, int]:
-        """About: in the draft's tokens a text may have more or fewer."""
-        return {self._name: max(session.root - len(session.fed), 0)}
+        return {self._name: session.root - session.told}
 
     def _missing(self, guide: Guide, ids: Sequence[int]) -> tuple[int, ...]:
         """Cut the cache to what it shares with `ids`; return what it lacks of them, at least the last one.
@@ -91,6 +91,7 @@ class _Reader:
         self._model.commit([feed.session for feed in feeds], [()] * len(feeds))
         for guide, ids in pending:
             guide.fed += ids
+            guide.told = guide.root
         rows = [found.logits[0] for found in scores]
         for row in rows:
             if not row.max() < math.inf:
@@ -108,20 +109,22 @@ class _Reader:
     def close(self, session: Guide) -> None:
         self._model.close(session.model)
         session.fed.clear()
+        session.told = 0
 
     def keep(self, session: Guide) -> Guide:
         """No more than a text that lacks its last token may take: that much is accounted for."""
         ids, _ = session.text.tell()
         self._cut(session, min(common(session.fed, ids), self._room(session.root - 1)))
         text = Retold(self._target, self._draft, self._bos)
-        return Guide(without_request(session.context), self._model.keep(session.model), text, list(session.fed))
+        kept = self._model.keep(session.model)
+        return Guide(without_request(session.context), kept, text, list(session.fed), session.told)
 
     def adopt(self, session: Guide, donor: Guide, length: int) -> None:
         """As much as both texts have in common in the draft's tokens; how much that is of the target's matters not."""
         ids, _ = session.text.tell()
         shared = min(common(donor.fed, ids), self._room(session.root))
         self._model.adopt(session.model, donor.model, shared)
-        session.fed = donor.fed[:shared]
+        session.fed, session.told = donor.fed[:shared], min(donor.told, length)
 
     def check(self, session: Guide, tokens: Sequence[int]) -> str | None:
         told = session.text.tokens

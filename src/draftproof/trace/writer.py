@@ -20,7 +20,7 @@ from ..seats import Request
 from ..stats import Stats
 from .record import laws_of, round_record
 
-VERSION = 1
+VERSION = 2
 
 
 class TraceWriter:
