@@ -311,17 +311,8 @@ class Engine:
                 spent["prefill"] = max(0.0, now - seat.began - sum(seconds.values()))
                 seat.began = None
             why = "" if turn.plan is None else turn.plan.why
-            step = Step(
-                turn.draft,
-                verdict,
-                tokens,
-                spent,
-                shared.rows,
-                len(kept),
-                why,
-                prompt_rows=shared.prompt_rows,
-                drafting=shared.drafting,
-            )
+            told = shared.rows, len(kept), why, shared.prompt_rows, shared.drafting
+            step = Step(turn.draft, verdict, tokens, spent, *told)
             if self._guarded(seat, lambda seat, step=step: self._follow(seat, step)):
                 self._events.append(Event(seat.request, step))
                 self.counts.emitted += len(tokens)
