@@ -19,11 +19,11 @@ from draftproof.drafters import ModelDrafter
 from draftproof.engine import Engine
 from draftproof.memory import KVMemory
 from draftproof.models.table import TableTarget, hashed_logits
-from draftproof.plan import Plan
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
 from draftproof.seats import Request
 from tests.test_control import stepped
+from tests.toys import Watched
 
 V = 16
 TARGET = hashed_logits(V, order=3, scale=3.0)
@@ -105,21 +105,8 @@ def test_one_alone_has_the_prompt_read_and_gains():
 
 def test_steps_and_loads_tell_what_the_others_do():
     """A short prompt decodes while a long one is read."""
-    loads: list[Load] = []
-
-    class Listening:
-        def init(self) -> None:
-            return None
-
-        def plan(self, state: None, load: Load) -> Plan:
-            loads.append(load)
-            return Fixed(2).plan(None, load)
-
-        def update(self, state: None, step: Step) -> None:
-            return None
-
-    _, steps = together(Listening(), 254, 8, requests=2)
-    first = steps["0"]
+    _, steps = together(watched := Watched(Fixed(2)), 254, 8, requests=2)
+    first, loads = steps["0"], watched.loads
     assert [step.prompt_rows for step in first[:2]] == [253, 256 - 3]
     assert first[0].rows == first[0].prompt_rows + 3
     assert {tuple(step.drafting.items()) for step in first} <= {(("model", 1),), (("model", 2),), ()}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draftproof.audit.toys import Eager, Moody, chooser
-from draftproof.base import Controller, Drafter, Kind, Load, Step
+from draftproof.base import Controller, Drafter, Kind, Step
 from draftproof.chance import PhiloxChance
 from draftproof.commit import Output
 from draftproof.control import Fixed
@@ -23,7 +23,7 @@ from draftproof.plan import Plan
 from draftproof.rules import RULES
 from draftproof.sampling import SamplingParams, law_of
 from draftproof.seats import Request
-from tests.toys import CHAIN_RULES, kind_for
+from tests.toys import CHAIN_RULES, Watched, kind_for
 
 V = 12
 TABLE = hashed_logits(V, order=3, scale=1.5)
@@ -408,25 +408,13 @@ def replace_drafter(asked: Asked, drafter: Drafter) -> Request:
 
 def test_a_controller_is_told_what_of_a_prompt_is_left_to_read():
     """In pieces of 8 rows; a second request that begins like the first has less to read."""
-    pending: list[int] = []
-
-    class Listening:
-        def init(self) -> None:
-            return None
-
-        def plan(self, state: None, load: Load) -> Plan:
-            pending.append(load.pending)
-            return Plan()
-
-        def update(self, state: None, step: Step) -> None:
-            return None
-
+    watched = Watched(Fixed(0))
     packed, prompt = engine(max_num_batched_tokens=8), tuple(range(1, 9)) * 5
     for name, left in (("first", [40, 32, 24, 16, 8, 1, 1]), ("second", [1, 1, 1])):
-        pending.clear()
-        packed.add(Asked(name, prompt, params=SamplingParams(max_tokens=3), controller=Listening()).request())
+        watched.loads.clear()
+        packed.add(Asked(name, prompt, params=SamplingParams(max_tokens=3), controller=watched).request())
         run(packed)
-        assert pending == left
+        assert [load.pending for load in watched.loads] == left
 
 
 def test_a_drafter_that_was_not_wanted_for_a_while_catches_up():

@@ -228,6 +228,9 @@ def test_costs_are_measured_once_and_a_damaged_file_is_measured_again(plain, tmp
     assert len(said) == 1
     assert first.rounds(1, 0, 8) == again.rounds(1, 0, 8)
     assert np.all(np.diff(first.rounds(1, 0, 20)) >= 0)
+    read = calibrated(plain.loaded, {"model": plain.loaded.target}, cache_dir=tmp_path / "other")
+    assert read.reading("model", 100) > 0
+    assert read.reading("suffix", 100) == 0
     damages = ["", "{", "[]", '{"rounds": {}}', '{"rounds": {"1": -1}, "levels": {}, "branch": 0, "reading": {}}']
     for number in ("NaN", "Infinity", "9" * 400):
         damages.append(f'{{"rounds": {{"1": 1, "4": {number}}}, "levels": {{}}, "branch": 0, "reading": {{}}}}')

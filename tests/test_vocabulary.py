@@ -132,6 +132,24 @@ def proposed(drafter, session, depth: int, seed: int = 0) -> Draft:
     return draft
 
 
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_what_it_has_yet_to_read_is_counted_in_the_targets_tokens(name: str):
+    """However many those are in its own: read once, they are not asked to be paid for again."""
+    drafter = DRAFTERS[name]()
+    text = [i % VW for i in range(30)]
+    session = opened(drafter, text)
+    assert drafter.unread(session) == {"model": 30}
+    proposed(drafter, session, 2)
+    assert drafter.unread(session) == {"model": 0}
+    drafter.commit([session], [[1, 2, 3]])
+    assert drafter.unread(session) == {"model": 3}
+    late = opened(drafter, text)
+    drafter.adopt(late, drafter.keep(session), 20)
+    assert drafter.unread(late) == {"model": 10}
+    drafter.close(session)
+    assert drafter.unread(session) == {"model": 33}
+
+
 def plain(draft: Draft) -> tuple:
     return (
         replace(draft, rows=()) if not draft.rows else (draft.tokens, [np.asarray(row).tolist() for row in draft.rows])

@@ -36,16 +36,18 @@ def constant(row: Row) -> Table:
 
 
 class Watched:
-    """A controller that keeps every step it is shown."""
+    """A controller that keeps what it is told before a round, and what happened."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
+        self.loads: list[Load] = []
         self.longest, self.rejected, self.cut, self.bonus = 0, False, False, False
 
     def init(self):
         return self._controller.init()
 
     def plan(self, state, load: Load) -> Plan:
+        self.loads.append(load)
         return self._controller.plan(state, load)
 
     def update(self, state, step: Step):
