@@ -76,11 +76,12 @@ class Anew:
 
 def cost(origins: Sequence[str]) -> Anew:
     costs = {"rounds": {1: 1.0, 2: 1.1, 3: 1.15, 4: 1.2, 8: 1.5}, "levels": {"model": 0.1, "early_exit": 0.1}}
-    return Anew(lambda: Cost(origins, ["model", "early_exit"], costs=Steady(**costs), depth=2, widths=WIDTHS))
+    costs["levels"]["eagle"] = 0.1
+    return Anew(lambda: Cost(origins, ["model", "early_exit", "eagle"], costs=Steady(**costs), depth=2, widths=WIDTHS))
 
 
 CHAINS = ("token", "block")
-NAMES = ("suffix", "early exit", "suffix or", "suffix and", "model")
+NAMES = ("suffix", "early exit", "head", "suffix or", "suffix and", "model")
 PAIRED = [(name, rule) for name in NAMES for rule in RULES if rule != "greedy_multi"]
 
 
@@ -94,11 +95,13 @@ def test_every_controller_is_lossless_with_every_drafter(control: str, name: str
     label = {
         "suffix": "suffix",
         "early exit": f"early exit, {kind}",
+        "head": f"head, {kind}",
         "suffix or": f"suffix or {kind}",
         "suffix and": f"suffix and {kind}",
         "model": kind,
     }[name]
-    origins = {"suffix": ["suffix"], "early exit": ["early_exit"], "model": ["model"]}.get(name, ["suffix", "model"])
+    alone = {"suffix": ["suffix"], "early exit": ["early_exit"], "head": ["eagle"], "model": ["model"]}
+    origins = alone.get(name, ["suffix", "model"])
     if control == "threshold":
         controller = Threshold(2, widths=() if chains else WIDTHS, probe=1)
     else:

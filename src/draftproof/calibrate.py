@@ -23,6 +23,7 @@ from .aside import whole
 from .base import Feed, Target
 from .control import Costs
 from .drafters.early_exit import Shallow
+from .models.eagle_runner import EagleRunner
 from .models.load import Loaded, default_cache_dir
 
 _ROWS = (1, 4, 8, 12, 16, 24)
@@ -50,7 +51,7 @@ def calibrated(
     if known is None:
         notify("Measuring what rounds cost here, once")
         rounds = {rows: _seconds(target.target, rows) for rows in _ROWS if 2 * rows <= target.target.max_context}
-        levels = {origin: _seconds(model, 1) for origin, model in models.items()}
+        levels = {origin: _level(model) for origin, model in models.items()}
         branch = 0.0
         if max(rounds) > len(_BUSHY):
             branch = max(_seconds(target.target, 9, _BUSHY) - _seconds(target.target, 9), 0.0) / 3
@@ -78,8 +79,28 @@ def _seconds(model: Target, rows: int, parents: tuple[int, ...] | None = None) -
         model.close(session)
 
 
-def _reading(model: Target) -> float:
+def _level(model: Any) -> float:
+    """Of a draft, one node wide."""
+    if not isinstance(model, EagleRunner):
+        return _seconds(model, 1)
+    session = model.rehearse(_CONTEXT)
+    model.forward([Feed(session, (0,) * (_CONTEXT - 1), want=())])
+    model.commit(session)
+    first, second = Feed(session, (0,)), Feed(session, (0, 0), (-1,), (1,), known=1)
+    return min(_lap(lambda: [model.forward([feed]) for feed in (first, second)]) for _ in range(_REPEATS)) / 2
+
+
+def _lap(act: Callable[[], Any]) -> float:
+    began = perf_counter()
+    act()
+    return perf_counter() - began
+
+
+def _reading(model: Any) -> float:
     """Of a token, where many are read and none is asked about."""
+    if isinstance(model, EagleRunner):
+        feed = Feed(model.rehearse(_CONTEXT), (0,) * _CONTEXT, want=())
+        return min(_lap(lambda: model.forward([feed])) for _ in range(_REPEATS)) / _CONTEXT
     length = min(_CONTEXT, model.max_context - 1)
     session = model.open(length)
     try:
@@ -104,6 +125,8 @@ def _key(target: Loaded, models: Mapping[str, Any]) -> str:
 
 def _traits(target: Any) -> list[str]:
     """Not its name, nor its weights' values: those cost nothing."""
+    if isinstance(target, EagleRunner):
+        return target.traits
     config = {name: value for name, value in target.model.config.to_dict().items() if not name.startswith("_")}
     products = [module for module in target.model.modules() if hasattr(module, "out_features")]
     layers = Counter((type(module).__name__, module.out_features) for module in products)

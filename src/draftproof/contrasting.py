@@ -37,8 +37,8 @@ class ContrastiveConfig:
         if isinstance(given, Mapping) and given.get("method", "auto") == "auto" and given.get("model") is None:
             given = {"method": "auto"} | dict(given) | {"model": self.model}
         speculation = SpeculativeConfig.of(given)
-        if "early_exit" in speculation.parts:
-            raise ValueError("contrastive: it does not go with 'early_exit': those layers are the expert's alone")
+        for part in {"early_exit", "eagle3"} & set(speculation.parts):
+            raise ValueError(f"contrastive: it does not go with {part!r}, which reads the expert's layers alone")
         return speculation
 
     def of_models(self, expert: Loaded, amateur: Loaded) -> Loaded:

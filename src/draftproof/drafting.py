@@ -12,6 +12,7 @@ from .calibrate import calibrated
 from .control import Cost, Costs, Fixed, Record, Threshold
 from .drafters import (
     CombinedDrafter,
+    EagleDrafter,
     EarlyExitDrafter,
     ModelDrafter,
     NGramDrafter,
@@ -21,16 +22,18 @@ from .drafters import (
     TranslatedDrafter,
 )
 from .drafters.corpus import SuffixCorpus, corpus_of
+from .models.eagle_files import load_head
+from .models.eagle_runner import EagleRunner
 from .models.load import Loaded
 from .models.narrow import NarrowTarget
 from .models.quantised import quantise
 from .speculation import SpeculativeConfig
 from .vocabularies import Speller, relation, unnamed
 
-ORIGINS = {"ngram": "ngram", "suffix": "suffix", "draft_model": "model", "early_exit": "early_exit"}
+ORIGINS = {"ngram": "ngram", "suffix": "suffix", "draft_model": "model", "early_exit": "early_exit", "eagle3": "eagle"}
 """What a drafter's nodes are labelled with."""
 
-_MODELS = {"model", "early_exit"}
+_MODELS = {"model", "early_exit", "eagle"}
 _REMEMBERED = 200_000  # tokens of earlier answers
 
 Notify = Callable[[str], None]
@@ -118,6 +121,10 @@ def drafting_for(
         elif part == "early_exit":
             models[origin] = target.target.early(config.early_exit_layers)
             parts[origin] = EarlyExitDrafter(models[origin], config.kind)
+        elif part == "eagle3":
+            head, about = load_head(Path(str(config.model)).expanduser(), target, notify=notify)
+            models[origin] = EagleRunner(target.target, head, about.embeddings)
+            parts[origin] = EagleDrafter(models[origin], config.kind)
         else:
             made.draft = load(str(config.model))
             models[origin] = made.draft.target

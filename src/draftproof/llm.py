@@ -86,7 +86,8 @@ class LLM:
         self._load = partial(load, dtype=dtype, device=device, exact=exact, cache_dir=cache_dir, notify=notify)
         self._config, self.exact, self._cache_dir, self._notify = config, exact, cache_dir, notify
         self._kv_limit = kv_memory_here(device) if kv_cache_memory_bytes is None else kv_cache_memory_bytes
-        names = [model, speculation.model, None if contrast is None else contrast.model]
+        draft = None if "eagle3" in speculation.parts else speculation.model
+        names = [model, draft, None if contrast is None else contrast.model]
         size = sum(kv_bytes_per_token(name, dtype, cache_dir, notify) for name in names if name is not None)
         notify(
             f"KV memory: at most {readable(self._kv_limit)}, room for {self._kv_limit // size:,} tokens of "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,10 +12,16 @@ from .base import Kind
 from .rules import NEEDS, RULES, rule_named, why_not
 from .sampling import check_integer
 
-METHODS = ("auto", "ngram", "suffix", "draft_model", "early_exit", "combined", "none")
+METHODS = ("auto", "ngram", "suffix", "draft_model", "early_exit", "eagle3", "combined", "none")
 CONTROLS = ("fixed", "threshold", "cost")
 QUANTIZATIONS = ("int8", "int4")
 VOCABULARIES = ("auto", "same", "tli", "slem")
+
+WITH_HEAD = {"method": "combined", "drafters": ("suffix", "eagle3")}
+"""What "auto" is where there is a head for the target."""
+
+_DRAWING = ("draft_model", "early_exit", "eagle3")
+"""Drafters that draw their tokens from laws."""
 
 _USUAL_DEPTH, _DEEPEST = 5, 16
 _USUAL_WIDTHS = (3, 2)
@@ -35,7 +42,8 @@ class SpeculativeConfig:
     """How to speculate; vLLM's names where it has them.
 
     method: "auto" (suffix lookup, and the draft model if there is one), "ngram" (prompt lookup), "suffix",
-    "draft_model" (needs `model`), "early_exit" (needs `early_exit_layers`), "combined" (of `drafters`), "none".
+    "draft_model" (needs `model`), "early_exit" (needs `early_exit_layers`), "eagle3" (a trained head; `model` is its
+    folder), "combined" (of `drafters`), "none". "auto" takes a head for `model`, too.
     num_speculative_tokens: most levels drafted a round; "auto" lets the controller choose up to 16. controller:
     "fixed", "threshold" (fewer when few are accepted) or "cost" (as many as pay, by measured costs). None, for both:
     "auto" and "cost" under the coupled rule; 5 and "fixed" under others, whose text depends on what is drafted and so
@@ -88,6 +96,8 @@ class SpeculativeConfig:
         if self.drafters is None or isinstance(self.drafters, str | bytes) or not isinstance(self.drafters, Sequence):
             raise ValueError(f"drafters: {self.drafters!r} is not allowed; give a list: ['suffix', 'draft_model']")
         changed["drafters"] = tuple(self.drafters)
+        if self.method == "auto" and is_head(self.model):
+            changed |= WITH_HEAD
         if isinstance(self.suffix_corpus, Path):
             changed["suffix_corpus"] = str(self.suffix_corpus)
         for name, value in changed.items():
@@ -128,16 +138,28 @@ class SpeculativeConfig:
             raise ValueError(f"drafters: {list(self.drafters)} with method {self.method!r}; they go with 'combined'")
         parts = self.parts
         for part in parts:
-            _require_known("drafters", part, METHODS[1:5])
+            _require_known("drafters", part, METHODS[1:6])
         if len(set(parts)) < len(parts):
             raise ValueError(f"drafters: {list(parts)} is not allowed; each may be there once")
-        needs = (("model", "draft_model"), ("early_exit_layers", "early_exit"), ("suffix_corpus", "suffix"))
-        for name, part in needs:
-            if getattr(self, name) is not None and part not in parts:
-                raise ValueError(f"{name}: {getattr(self, name)!r} is not used by method {self.method!r}; use {part!r}")
-        for name, part in needs[:2]:
-            if getattr(self, name) is None and part in parts:
-                raise ValueError(f"{name}: None is not allowed; method {part!r} needs one")
+        if {"draft_model", "eagle3"} <= set(parts):
+            raise ValueError(
+                f"drafters: {list(parts)} is not allowed; 'draft_model' and 'eagle3' each need the one `model`"
+            )
+        needs = (
+            ("model", ("draft_model", "eagle3")),
+            ("early_exit_layers", ("early_exit",)),
+            ("suffix_corpus", ("suffix",)),
+        )
+        for name, users in needs:
+            if getattr(self, name) is not None and not set(users) & set(parts):
+                value = getattr(self, name)
+                raise ValueError(
+                    f"{name}: {value!r} is not used by method {self.method!r}; use {' or '.join(map(repr, users))}"
+                )
+        for name, users in needs[:2]:
+            for part in set(users) & set(parts):
+                if getattr(self, name) is None:
+                    raise ValueError(f"{name}: None is not allowed; method {part!r} needs one")
         if self.quantization is not None:
             _require_known("quantization", self.quantization, QUANTIZATIONS)
         for name, usual, part in _USED_BY:
@@ -145,7 +167,7 @@ class SpeculativeConfig:
                 value = getattr(self, name)
                 raise ValueError(f"{name}: {value!r} is not used by method {self.method!r}; it goes with {part!r}")
 
-        grows = {"suffix", "draft_model", "early_exit"} & set(parts)
+        grows = {"suffix", *_DRAWING} & set(parts)
         if self.tree is not None and (not grows or self.vocabulary in ("tli", "slem")):
             raise ValueError(f"tree: {self.tree!r} is not used by method {self.method!r}, which drafts chains at most")
         if self.method == "none" and self.controller is not None:
@@ -162,7 +184,7 @@ class SpeculativeConfig:
             return ("suffix",) if self.model is None else ("suffix", "draft_model")
         if self.method != "combined":
             return (self.method,)
-        return tuple(sorted(self.drafters, key=lambda part: part in ("draft_model", "early_exit")))
+        return tuple(sorted(self.drafters, key=lambda part: part in _DRAWING))
 
     @property
     def control(self) -> str:
@@ -207,7 +229,7 @@ class SpeculativeConfig:
     def _cannot(self, rule: str, depth: int) -> str | None:
         """Why `rule` could not verify what is drafted under it."""
         kind = Kind.CHOSEN
-        if {"draft_model", "early_exit"} & set(self.parts) and self.vocabulary != "slem":
+        if set(_DRAWING) & set(self.parts) and self.vocabulary != "slem":
             kind = Kind.COUPLED if NEEDS[rule].coupled else Kind.SAMPLED
         parents = full_tree(widths_of(self.tree), depth)
         return why_not(rule, parents, (kind,) * len(parents))
@@ -226,15 +248,29 @@ class SpeculativeConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
-        """From a mapping, refusing keys that mean nothing. A model without a method is a draft model, as in vLLM."""
+        """From a mapping, refusing keys that mean nothing. A model without a method is a draft model or, if it is the
+        folder of one, a head, as in vLLM."""
         if not isinstance(given, Mapping):
             raise ValueError(f"speculative_config: {given!r} is not allowed; it must be a mapping, such as a dict")
         known = [f.name for f in fields(cls)]
         for key in given:
             if key not in known:
                 raise ValueError(f"speculative_config: unknown key {key!r}; known are {', '.join(known)}")
-        guessed: dict[str, Any] = {"method": "draft_model"} if given.get("model") is not None else {}
+        guessed: dict[str, Any] = {}
+        if given.get("model") is not None:
+            guessed["method"] = "eagle3" if is_head(given["model"]) else "draft_model"
         return cls(**(guessed | dict(given)))
+
+
+def is_head(name: Any) -> bool:
+    """Whether a name is the folder of a trained head, and not of a model."""
+    if not isinstance(name, str | Path) or not name:
+        return False
+    try:
+        config = json.loads((Path(name).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError):
+        return False
+    return isinstance(config, dict) and "speculators_model_type" in config
 
 
 def _require_known(name: str, value: Any, known: Sequence[str]) -> None:

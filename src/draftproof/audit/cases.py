@@ -15,7 +15,15 @@ import numpy as np
 
 from ..base import ROOT, Chance, Context, Draft, Drafter, Kind, Row, Rule, Verdict
 from ..control import Fixed
-from ..drafters import CombinedDrafter, EarlyExitDrafter, ModelDrafter, NGramDrafter, NoDrafter, SuffixDrafter
+from ..drafters import (
+    CombinedDrafter,
+    EagleDrafter,
+    EarlyExitDrafter,
+    ModelDrafter,
+    NGramDrafter,
+    NoDrafter,
+    SuffixDrafter,
+)
 from ..drafters.suffix import SuffixCorpus
 from ..laws import total
 from ..models.table import TableTarget
@@ -24,7 +32,20 @@ from ..rules import why_not
 from ..trees import children, path_to, require_path
 from . import toys
 from .exact import EnumeratedChance, LoopCase, deviation, emitted_law, fractions_row, identity_law, target_law
-from .toys import WITNESS, Eager, Moody, Pair, ShallowTable, Spread, argmax, exact_table, nearly_equal, sharp, up_to
+from .toys import (
+    WITNESS,
+    Eager,
+    HeadTable,
+    Moody,
+    Pair,
+    ShallowTable,
+    Spread,
+    argmax,
+    exact_table,
+    nearly_equal,
+    sharp,
+    up_to,
+)
 
 CHOSEN, SAMPLED, COUPLED = Kind.CHOSEN, Kind.SAMPLED, Kind.COUPLED
 
@@ -50,11 +71,13 @@ class Drafting:
     """A way of drafting.
 
     shape(committed tokens): the tree; None: a chain as long as planned. kinds[depth % len](k): the kinds of k siblings.
+    prompt: what it needs to draft from the first round on.
     """
 
     make: Callable[[Pair], Drafter]
     kinds: Sequence[Callable[[int], Sequence[Kind]]]
     shape: Callable[[int], toys.Shape] | None = None
+    prompt: tuple[int, ...] = (0,)
 
     def form(self, depth: int, root: int = 1) -> tuple[list[int], list[Kind]]:
         """Parents and kinds of its largest draft of that depth, when `root` tokens are committed."""
@@ -160,6 +183,10 @@ def _early(pair: Pair, kind: Kind) -> EarlyExitDrafter:
     return EarlyExitDrafter(ShallowTable(pair.q, pair.vocab_size), kind)
 
 
+def _head(pair: Pair, kind: Kind) -> EagleDrafter:
+    return EagleDrafter(HeadTable(pair.q, pair.vocab_size), kind)
+
+
 def _both(pair: Pair, kind: Kind, *, merge: bool) -> CombinedDrafter:
     model = ModelDrafter(TableTarget(pair.q, pair.vocab_size), kind)
     return CombinedDrafter({"suffix": _suffix(well_read=merge), "model": model}, merge=merge)
@@ -173,6 +200,10 @@ def _own() -> dict[str, Drafting]:
         name = kind.name.lower()
         out[f"early exit, {name}"] = Drafting(lambda pair, k=kind: _early(pair, k), [_all(kind)])
         out[f"early exit tree, {name}"] = Drafting(lambda p, k=kind: _early(p, k), [_all(kind)], lambda root: _PLANNED)
+        out[f"head, {name}"] = Drafting(lambda pair, k=kind: _head(pair, k), [_all(kind)], prompt=(0, 1))
+        out[f"head tree, {name}"] = Drafting(
+            lambda pair, k=kind: _head(pair, k), [_all(kind)], lambda root: _PLANNED, prompt=(0, 1)
+        )
         out[f"suffix or {name}"] = Drafting(lambda pair, k=kind: _both(pair, k, merge=False), [_all(kind)])
         made = partial(_both, kind=kind, merge=True)
         out[f"suffix and {name}"] = Drafting(
@@ -230,6 +261,7 @@ class Case:
             end_ids=self.end_ids,
             rounds=self.rounds,
             law=penalised if self.penalty else identity_law,
+            prompt=DRAFTINGS[self.drafting].prompt,
         )
 
 

@@ -11,9 +11,11 @@ from .bench import bench
 from .chat import chat
 from .doctor import doctor
 from .generate import generate
+from .inspect import inspect
 from .notes import note
 from .prove import prove
 from .show import show
+from .train import train
 
 app = typer.Typer(
     name="draftproof",
@@ -29,7 +31,9 @@ app.command()(chat)
 app.command()(doctor)
 app.command()(prove)
 app.command()(show)
+app.command()(inspect)
 app.add_typer(bench, name="bench")
+app.add_typer(train, name="train")
 
 
 def _version(wanted: bool | None) -> None:

@@ -23,7 +23,7 @@ Draft = Annotated[
     str,
     _Option(
         help="auto (suffix lookup; auto:NAME: and a draft model), suffix, ngram, model:NAME, early_exit:LAYERS, "
-        "combined:suffix,model:NAME, or none."
+        "eagle3:FOLDER, combined:suffix,model:NAME, or none."
     ),
 ]
 NoSpeculation = Annotated[bool, _Option("--no-speculation", help="The same as --draft none.")]
@@ -173,11 +173,13 @@ def drafter_named(draft: str) -> dict[str, Any]:
         return {"method": "auto", "model": rest}
     if kind == "model" and rest:
         return {"method": "draft_model", "model": rest}
+    if kind == "eagle3" and rest:
+        return {"method": "eagle3", "model": rest}
     if kind == "early_exit" and rest.isdecimal():
         return {"method": "early_exit", "early_exit_layers": int(rest)}
     raise ValueError(
         f"--draft: {draft!r} is unknown; use auto, auto:NAME, suffix, ngram, model:NAME, early_exit:LAYERS, "
-        "combined:suffix,model:NAME or none"
+        "eagle3:FOLDER, combined:suffix,model:NAME or none"
     )
 
 

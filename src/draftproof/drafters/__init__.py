@@ -1,6 +1,7 @@
 """Drafters: they guess, and can be as wrong as they like."""
 
 from .combined import CombinedDrafter
+from .eagle import EagleDrafter
 from .early_exit import EarlyExitDrafter
 from .legal import Legal
 from .model import ModelDrafter
@@ -11,6 +12,7 @@ from .vocabulary import RetokenisedDrafter, TranslatedDrafter
 
 __all__ = [
     "CombinedDrafter",
+    "EagleDrafter",
     "EarlyExitDrafter",
     "Legal",
     "ModelDrafter",

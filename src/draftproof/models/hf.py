@@ -29,6 +29,7 @@ from .arena import PAGE, KVArena, arena
 from .attention import attend
 from .bits import KV_STEP, RowPlan
 from .cache import KVCache
+from .features import Ear, Heard, Tape
 from .feeds import require_known
 from .layout import Bough, Layout, Neighbours, Span, boughs_of, neighbours_of, positions_of, spans_of, tiles_of
 from .shallow import first_layers
@@ -42,11 +43,12 @@ _SOLO = 16  # rows of the arena beyond those asked for: requests that somebody r
 
 @dataclass(slots=True)
 class HFSession:
-    """over: its cache is another session's, who alone commits."""
+    """over: its cache is another session's, who alone commits. heard: hidden states, if a drafter follows it."""
 
     cache: KVCache
     feed: Feed | None = None
     over: bool = False
+    heard: Heard | None = None
 
     @property
     def last(self) -> Feed | None:
@@ -146,6 +148,7 @@ class HFTarget:
         self._shapes = [(call.kv_heads, call.key_size, call.value_size) for call in calls]
         self._arena: KVArena | None = None
         self._in_blocks = False
+        self._ears: dict[tuple, Ear] = {}
         self._one_at_a_time = Lock()  # products that layers share remember their input
         model.set_attn_implementation(ATTENTION)
         self.model = model.eval()
@@ -158,6 +161,14 @@ class HFTarget:
         """The first `layers` layers, the final norm and the head of this very model."""
         with self._one_at_a_time:
             return EarlyTarget(self, layers)
+
+    def follow(self, session: HFSession, layers: Sequence[int], *, last: bool = False) -> Heard:
+        """From now on keep what enters `layers` for the session's rows, until taken. last: what the head reads, too."""
+        key = tuple(layers), last
+        if key not in self._ears:
+            self._ears[key] = Ear(self.model, layers, last=last)
+        session.heard = Heard(self._ears[key], session.cache.length)
+        return session.heard
 
     def provide(self, sessions: int, tokens: int) -> None:
         """Expect so many sessions at once, of up to `tokens` tokens each: they will share their calls of attention, and
@@ -194,6 +205,8 @@ class HFTarget:
     def adopt(self, session: HFSession, donor: HFSession, length: int) -> None:
         session.require_own("adopt")
         session.cache.copy(donor.cache, length)
+        if session.heard is not None:  # what the donor's rows said, whoever followed it has
+            session.heard.start = length
 
     def check(self, session: HFSession, tokens: Sequence[int]) -> str | None:
         """By computing all of it again; bit for bit where the plan keeps bits, else the lengths alone. After a tree
@@ -231,10 +244,13 @@ class HFTarget:
             if not feed.known:
                 feed.session.cache.wrote = None
         found: list[_Found] = [[] for _ in feeds]
+        tape = Tape([feed.session.heard for feed in feeds])
         for tile in tiles_of([(layout.known, layout.rows) for layout in layouts], self.plan.most):
-            self._run(layouts, tile, found)
+            with tape.listening(tile):
+                self._run(layouts, tile, found)
         for feed in feeds:
             feed.session.feed = feed.session.cache.wrote = feed
+        tape.hand_out(layouts)
         none = np.zeros((0, self.vocab_size), np.float32)
         return [Scores(_in_feed_order(parts) if parts else none) for parts in found]
 
@@ -280,10 +296,14 @@ class HFTarget:
                 cache.sure = base + (_straight(path) if feed.known else len(path))
             cache.length, cache.wrote = base + len(path), None
             session.feed = None
+            if session.heard is not None:
+                session.heard.commit(feed.committed, path)
 
     def truncate(self, session: HFSession, length: int) -> None:
         session.require_own("truncate")
         session.cache.cut(length)
+        if session.heard is not None:
+            session.heard.cut(length)
 
 
 class EarlyTarget(HFTarget):

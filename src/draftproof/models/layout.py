@@ -61,6 +61,12 @@ class Layout:
     def _runs_as(self, row: int) -> int:
         return row if row < self.committed else self.committed + self._rank[row - self.committed]
 
+    def in_feed_order(self, states: torch.Tensor) -> torch.Tensor:
+        """What the rows from `known` on gave, [n, ..], one after the other as they ran."""
+        if not self.branched:
+            return states
+        return states[torch.tensor([self._runs_as(row) for row in range(self.rows)], device=states.device)]
+
     def slot(self, row: int) -> int:
         """Where the row that runs as number `row` is written when it runs."""
         return self.positions[row] if self.branched else self.start + row

@@ -36,6 +36,18 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
     return view
 
 
+def layer_list(model: PreTrainedModel) -> nn.ModuleList:
+    """The decoder layers of a model; a ValueError that names it if there is not one list of them."""
+    config = model.config.get_text_config()
+    found = list(_layer_lists(model, config.num_hidden_layers))
+    if len(found) != 1:
+        raise ValueError(
+            f"model: {type(model).__name__} (model type {config.model_type}) has {len(found)} lists of "
+            f"{config.num_hidden_layers} layers that attend; features are read from one"
+        )
+    return model.get_submodule(found[0])  # ty: ignore[invalid-return-type]
+
+
 def _refusal(model: PreTrainedModel, why: str) -> ValueError:
     kind = model.config.get_text_config().model_type
     return ValueError(f"early exit: {type(model).__name__} (model type {kind}) cannot be cut: {why}")

@@ -1,0 +1,281 @@
+"""draftproof train eagle: an EAGLE-3 head for a target, from data that the target made."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .notes import note
+from .options import Debug, Device, Dtype, Model, Threads
+from .progress import Progress
+from .shown import Caught
+
+if TYPE_CHECKING:
+    from ..models.eagle import EagleHead
+    from ..models.eagle_config import About
+    from ..train.evaluate import Quality
+    from ..train.settings import Settings
+
+_Option = typer.Option
+_SECONDS_BETWEEN_LINES = 60.0  # where there is no terminal
+HEAD = "head"  # in --out
+_SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+def eagle(
+    data: Annotated[Path, _Option(help="A folder that **train data** made.")],
+    out: Annotated[Path, _Option(help="Folder for the head, its checkpoint and its log; gone on with if it is there.")],
+    target: Model = "smollm2-135m",
+    draft_vocab_size: Annotated[str, _Option(help="Ids that the head knows, the most frequent, or full.")] = "8192",
+    intermediate_size: Annotated[int | None, _Option(help="Of its MLP. Default: the target's.")] = None,
+    init: Annotated[str, _Option(help="target (from its last layer and its head) or random.")] = "target",
+    freeze_head: Annotated[bool, _Option("--freeze-head", help="Leave the output layer as it is.")] = False,
+    ttt_steps: Annotated[int, _Option(help="Tokens that it learns to draft on its own.")] = 4,
+    loss: Annotated[str, _Option(help="ce, hard, kl, rkl, tv, lk, or a sum such as kl:0.5+lk:0.5.")] = "kl:0.5+lk:0.5",
+    decay: Annotated[float, _Option(help="What each further step weighs, against the one before.")] = 0.8,
+    lr: Annotated[float, _Option(help="Highest learning rate.")] = 5e-4,
+    warmup: Annotated[float, _Option(help="Share of the steps in which it rises.")] = 0.03,
+    weight_decay: Annotated[float, _Option(help="AdamW's.")] = 0.0,
+    clip: Annotated[float, _Option(help="Largest norm of a gradient.")] = 1.0,
+    epochs: Annotated[int, _Option(help="Passes over the data.")] = 10,
+    batch_tokens: Annotated[int, _Option(help="Tokens of a step, in each process.")] = 4096,
+    max_length: Annotated[int, _Option(help="Tokens of a text; longer ones are cut.")] = 2048,
+    held_out: Annotated[float, _Option(help="Share of the prompts that is measured on, and not trained on.")] = 0.04,
+    seed: Annotated[int, _Option(help="Of the order of texts, and of random weights.")] = 0,
+    eval_every: Annotated[int, _Option(help="Steps between measurements.")] = 200,
+    save_every: Annotated[int, _Option(help="Steps between checkpoints.")] = 100,
+    patience: Annotated[int | None, _Option(help="Stop after so many measurements without a better one.")] = None,
+    limit: Annotated[int | None, _Option(help="Use so many examples, the first ones.")] = None,
+    max_minutes: Annotated[float | None, _Option(help="Stop after so long; the same command goes on.")] = None,
+    single: Annotated[bool, _Option("--float32", help="Products in float32; in bfloat16 they are quicker.")] = False,
+    dtype: Dtype = "bfloat16",
+    device: Device = "auto",
+    threads: Threads = None,
+    debug: Debug = False,
+) -> int:
+    """Train an EAGLE-3 head with training-time test: it learns to draft from its own guesses.
+
+    The target reads all texts once; what it says is kept beside the data. OUT/head is the best head so far, and
+    OUT/log.jsonl has a line a step. Stopped anywhere, the same command goes on. Several GPUs: **accelerate launch -m
+    draftproof train eagle ...**
+
+    Example: **draftproof train eagle --data ./data --out ./eagle-head**
+    """
+    from ..train.settings import Settings
+
+    settings = _named(
+        Settings,
+        draft_vocab_size=_ids(draft_vocab_size),
+        intermediate_size=intermediate_size,
+        init=init,
+        freeze_head=freeze_head,
+        ttt_steps=ttt_steps,
+        loss=loss,
+        decay=decay,
+        lr=lr,
+        warmup=warmup,
+        weight_decay=weight_decay,
+        clip=clip,
+        epochs=epochs,
+        batch_tokens=batch_tokens,
+        max_length=max_length,
+        held_out=held_out,
+        seed=seed,
+        eval_every=eval_every,
+        save_every=save_every,
+        patience=patience,
+        limit=limit,
+        max_minutes=max_minutes,
+        narrow=not single,
+    )
+    _check_out(out, settings)
+    with ExitStack() as stack:
+        caught = {number: stack.enter_context(Caught(number)) for number in _SIGNALS}
+        how = _train(target, data, out, settings, dtype, device, threads, caught)
+    for number, status in _SIGNALS.items():
+        if how == "signal" and caught[number].came:
+            return status
+    return 0
+
+
+def _train(
+    name: str,
+    data: Path,
+    out: Path,
+    settings: Settings,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    caught: dict[signal.Signals, Caught],
+) -> str:
+    """How it ended."""
+    from datetime import timedelta
+
+    import torch
+    from accelerate import Accelerator, InitProcessGroupKwargs
+
+    from ..models.eagle_config import About
+    from ..models.load import load
+    from ..train.corpus import read_data
+    from ..train.features import FeatureStore, fill, folder_of
+    from ..train.fingerprint import fingerprint_of
+    from ..train.fit import Material, Watch, fit
+    from ..train.prepare import (
+        identity_of,
+        objective_of,
+        require_made_by,
+        sides_of,
+        try_a_step,
+        vocabulary_of,
+    )
+    from ..train.start import special_ids
+    from ..train.target_head import target_head_of
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    accelerator = Accelerator(
+        cpu=device == "cpu" or not torch.cuda.is_available(),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],  # while one process lets the target read
+    )
+    tell = note if accelerator.is_main_process else _silent
+    found = read_data(data, incomplete=True)
+    tell(f"{data}: {len(found.examples)} examples" + ("" if found.manifest["complete"] else "; more are being made"))
+    loaded = load(name, dtype=dtype, device=str(accelerator.device), exact="law", notify=tell)
+    fingerprint = fingerprint_of(loaded.path, loaded.tokenizer)
+    require_made_by(fingerprint, found.manifest, tell)
+    target_head = target_head_of(loaded.target)
+
+    def stopped() -> bool:
+        return any(each.came for each in caught.values())
+
+    wide = loaded.target.vocab_size
+    sides = sides_of(found.examples, wide, settings, tell)
+    ids = vocabulary_of(sides, wide, settings, special_ids(loaded.generation, loaded.tokenizer, wide), tell)
+    objective = objective_of(loaded, target_head, ids, settings, tell)
+    config = objective.head.config
+    widths = config.hidden_size * len(config.feature_layers), config.hidden_size
+    folder = folder_of(data, fingerprint, config.feature_layers)
+    if accelerator.is_main_process:
+        with Progress("tokens read by the target") as bar:
+            store = FeatureStore(folder, widths)
+            shown = _Shown(bar, tell, "tokens read by the target")
+            layers = config.feature_layers
+            fill(store, sides.all, loaded.target, target_head, layers, tell=tell, show=shown.show, stopped=stopped)
+    accelerator.wait_for_everyone()
+    if stopped():
+        tell("stopped; what the target has read is kept")
+        return "signal"
+    about = About(name, _architectures(loaded), settings.ttt_steps, fingerprint, asdict(settings))
+    del loaded, target_head  # of the target, no more is needed than its embeddings and some rows of its head
+    material = Material(
+        sides.training, sides.held_out, FeatureStore(folder, widths).of, identity_of(fingerprint, sides, ids)
+    )
+    try_a_step(objective, material, settings, accelerator, _peak, tell)
+    out.mkdir(parents=True, exist_ok=True)
+    keeper = _Keeper(out / HEAD, objective.head, about)
+    with Progress("steps") as bar:
+        watch = Watch(tell, _Shown(bar, tell, "steps").show, stopped, keeper.keep)
+        outcome = fit(objective, material, settings, out, watch, accelerator)
+    if outcome.best is not None:
+        tell(f"after {outcome.step} of {outcome.steps} steps ({_HOW[outcome.how]}): best held out {outcome.best}")
+    tell(f"the head is in {out / HEAD}: use it with --draft eagle:{out / HEAD}")
+    return outcome.how
+
+
+_HOW = {
+    "end": "all there are",
+    "patience": "no better one came any more",
+    "minutes": "--max-minutes; the same command goes on",
+    "signal": "stopped; the same command goes on",
+}
+
+
+class _Keeper:
+    """Writes the best head down."""
+
+    def __init__(self, folder: Path, head: EagleHead, about: About) -> None:
+        self._folder, self._head, self._about = folder, head, about
+
+    def keep(self, found: Quality, step: int) -> None:
+        from ..models.eagle_files import save_head
+
+        save_head(self._folder, self._head, replace(self._about, measured={"step": step} | asdict(found)))
+
+
+class _Shown:
+    """On a bar, or now and then on a line."""
+
+    def __init__(self, bar: Progress, tell: Callable[[str], None], what: str) -> None:
+        self._bar, self._tell, self._what, self._told = bar, tell, what, time.monotonic()
+
+    def show(self, done: int, total: int, loss: float | None = None) -> None:
+        self._bar.show(done, total)
+        if not sys.stderr.isatty() and time.monotonic() - self._told > _SECONDS_BETWEEN_LINES:
+            self._told = time.monotonic()
+            self._tell(f"{done} of {total} {self._what}" + ("" if loss is None else f", loss {loss:.4f}"))
+
+
+def _named(make: Callable[..., Settings], **given: Any) -> Settings:
+    """An error names the option, not the field."""
+    try:
+        return make(**given)
+    except ValueError as error:
+        name, _, why = str(error).partition(":")
+        raise ValueError(f"--{name.replace('_', '-')}:{why}") from None
+
+
+def _ids(given: str) -> int | None:
+    """--draft-vocab-size.
+
+    >>> _ids("8192"), _ids("full")
+    (8192, None)
+    """
+    if given == "full":
+        return None
+    if not given.isascii() or not given.isdigit():
+        raise ValueError(f"--draft-vocab-size: {given!r} is not allowed; it must be a number of ids, or full")
+    return int(given)
+
+
+def _check_out(out: Path, settings: Settings) -> None:
+    """Refuse a folder that is somebody else's, or of a run with other settings, before anything takes time."""
+    from ..train.checkpoint import CHECKPOINT, LOG, read_checkpoint
+    from ..train.settings import require_same
+
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out: {str(out)!r} is a file; it must be a folder")
+    ours = {HEAD, CHECKPOINT, LOG}
+    others = sorted(each.name for each in out.iterdir() if each.name not in ours) if out.exists() else []
+    others = [each for each in others if not each.startswith(".")]  # what was written aside when it was killed
+    if others:
+        raise ValueError(f"--out: {str(out)!r} holds {others[0]!r}, which no training wrote; give an empty folder")
+    if (there := read_checkpoint(out)) is not None:
+        require_same(settings, there.settings)
+
+
+def _architectures(loaded: Any) -> tuple[str, ...]:
+    return tuple(loaded.target.model.config.architectures or (type(loaded.target.model).__name__,))
+
+
+def _peak() -> float:
+    """Memory in use at most so far, in GB."""
+    import psutil
+
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return psutil.Process().memory_info().rss / 1e9
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / 1e9 if sys.platform == "darwin" else most * 1024 / 1e9
+
+
+def _silent(message: str) -> None:
+    """What the other processes of several have to say."""

@@ -1,0 +1,118 @@
+"""A trained head as drafter: it reads what the target's layers said of the text, and guesses what the target says next.
+
+EAGLE-3 (Li et al., 2503.01840). The head is given; here is only how it keeps in step with a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+from ..base import Chance, Context, Draft, Feed, Kind, Scores, Session
+from ..plan import Plan
+from .grow import Growing, grow, without_request
+
+
+@runtime_checkable
+class Following(Protocol):
+    """Follows sessions of a target. An entry of a text stands for a token, and needs the token after it as well: so a
+    text of n tokens, of which the target has read n − 1, has n − 1 entries, and the last one says what comes next."""
+
+    def open_over(self, session: Session) -> Session:
+        """A session that follows `session`, of the target."""
+        ...
+
+    def hear(self, session: Session) -> int:
+        """Take in what the target has read since. Returns how many tokens of the text are known."""
+        ...
+
+    def cached(self, session: Session) -> int:
+        """The first token of the text whose entry is missing."""
+        ...
+
+    def forward(self, feeds: Sequence[Feed]) -> list[Scores]:
+        """A committed row is a token that ends an entry; nodes go on from there."""
+        ...
+
+    def commit(self, session: Session) -> None:
+        """Keep the committed rows of the last feed, and forget its nodes."""
+        ...
+
+    def truncate(self, session: Session, length: int) -> None: ...
+
+    def kv_cost(self, tokens: int) -> int: ...
+
+    def close(self, session: Session) -> None: ...
+
+    def keep(self, session: Session) -> Session: ...
+
+    def adopt(self, session: Session, donor: Session, length: int) -> None: ...
+
+    def check(self, session: Session, tokens: Sequence[int]) -> str | None: ...
+
+
+@dataclass(slots=True)
+class _Guide:
+    context: Context
+    own: Session
+    tokens: list[int] = field(default_factory=list)  # committed
+
+
+class EagleDrafter:
+    """Draws chains and trees from `head`, under the request's own law. kind: see ModelDrafter.
+
+    It drafts once the target has read all but the last token of the text: not in the round that reads a prompt.
+    """
+
+    def __init__(self, head: Following, kind: Kind, name: str = "eagle") -> None:
+        if kind is Kind.CHOSEN:
+            raise ValueError("kind: a head draws its tokens; it must be COUPLED or SAMPLED")
+        self._head, self._kind, self._name = head, kind, name
+
+    def open(self, context: Context) -> _Guide:
+        return _Guide(context, self._head.open_over(context.target_session))
+
+    def commit(self, sessions: Sequence[_Guide], tokens: Sequence[Sequence[int]]) -> None:
+        for session, new in zip(sessions, tokens, strict=True):
+            session.tokens += new
+
+    def unread(self, session: _Guide) -> dict[str, int]:
+        return {self._name: max(len(session.tokens) - 1 - self._head.cached(session.own), 0)}
+
+    def propose(self, sessions: Sequence[_Guide], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
+        """All sessions together: one forward a level."""
+        growing = [self._begin(*each) for each in zip(sessions, plans, chances, strict=True)]
+        grow(self._head, growing)
+        for guide, each in zip(sessions, growing, strict=True):  # after an error nothing that was read is kept
+            if each.feed is not None:
+                self._head.commit(guide.own)
+        return [each.draft() for each in growing]
+
+    def _begin(self, guide: _Guide, plan: Plan, chance: Chance) -> Growing:
+        ready, last = False, len(guide.tokens) - 1
+        if plan.depth > 0 and last > 0:
+            ready = self._head.hear(guide.own) == last
+            if self._head.cached(guide.own) >= last:  # nothing was committed since it drafted last
+                self._head.truncate(guide.own, last - 1)
+        pending = tuple(guide.tokens[self._head.cached(guide.own) + 1 :])
+        ready = ready and bool(pending)
+        plan = plan if ready else replace(plan, depth=0)
+        return Growing(guide.context, guide.own, guide.tokens, pending, plan, chance, self._kind, self._name)
+
+    def kv_cost(self, tokens: int) -> int:
+        return self._head.kv_cost(tokens)
+
+    def close(self, session: _Guide) -> None:
+        self._head.close(session.own)
+
+    def keep(self, session: _Guide) -> _Guide:
+        return _Guide(without_request(session.context), self._head.keep(session.own))
+
+    def adopt(self, session: _Guide, donor: _Guide, length: int) -> None:
+        self._head.adopt(session.own, donor.own, length)
+
+    def check(self, session: _Guide, tokens: Sequence[int]) -> str | None:
+        if session.tokens != list(tokens):
+            return f"was told {len(session.tokens)} tokens, not the {len(tokens)} that were committed"
+        return self._head.check(session.own, session.tokens)

@@ -1,0 +1,259 @@
+"""The loop: steps, measurements, checkpoints, and every way in which it may end.
+
+Nothing is drawn while it runs: the batches of a step depend on the seed and its number alone, so a run that is gone on
+with sees what it would have seen. Several processes (accelerate launch) each take one batch of a step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .batches import Batch, States, Text, batch_of, epoch_of, filled
+from .checkpoint import Checkpoint, opened_log, read_checkpoint, save_checkpoint
+from .evaluate import Quality, evaluate
+from .objective import Objective
+from .settings import Settings, require_same
+
+_LEAST_RATE = 0.1  # of the learning rate: where the cosine ends
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Material:
+    """What is trained on, and what is measured on. identity: what the target and the data are, by name."""
+
+    training: Sequence[Text]
+    held_out: Sequence[Text]
+    states_of: Callable[[Text], States]
+    identity: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Watch:
+    """Who is told. tell: a line. show: steps done, of so many, and the loss. stopped: whether a signal came. keep: is
+    given the best head so far, to write it down."""
+
+    tell: Callable[[str], None]
+    show: Callable[[int, int, float], None]
+    stopped: Callable[[], bool]
+    keep: Callable[[Quality, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """how: end, patience, minutes or signal."""
+
+    how: str
+    step: int
+    steps: int
+    best: Quality | None
+
+
+def schedule(material: Material, settings: Settings, processes: int) -> list[list[list[int]]]:
+    """The texts of each step: for each process a batch."""
+    lengths = [len(text.tokens) for text in material.training]
+    steps = []
+    for epoch in range(settings.epochs):
+        batches = epoch_of(lengths, settings.batch_tokens, settings.seed, epoch)
+        whole = len(batches) // processes * processes if len(batches) >= processes else len(batches)
+        steps += [batches[at : at + processes] for at in range(0, whole, processes)]
+    if len(steps[0]) < processes:
+        raise ValueError(
+            f"data: {len(steps[0])} batches are too few for {processes} processes; give fewer batch_tokens or processes"
+        )
+    return steps
+
+
+def rate(step: int, steps: int, lr: float, warmup: float) -> float:
+    """The learning rate of a step, counted from 0: rises in a straight line, then falls along a cosine to a tenth.
+
+    >>> [round(rate(step, 10, 1.0, 0.2), 3) for step in (0, 1, 2, 9)]
+    [0.5, 1.0, 1.0, 0.134]
+    """
+    rising = max(round(warmup * steps), 1)
+    if step < rising:
+        return lr * (step + 1) / rising
+    along = (step - rising) / max(steps - rising, 1)
+    return lr * (_LEAST_RATE + (1 - _LEAST_RATE) * (1 + math.cos(math.pi * along)) / 2)
+
+
+def fit(
+    objective: Objective, material: Material, settings: Settings, out: Path, watch: Watch, accelerator: Any
+) -> Outcome:
+    """Train until the epochs are over, or something ends it before; goes on with what `out` holds.
+
+    ValueError: `out` holds a run of another kind, or a loss or gradient is no number (the last checkpoint stays).
+    """
+    steps = schedule(material, settings, accelerator.num_processes)
+    identity = material.identity | {"number of processes": str(accelerator.num_processes)}
+    material = replace(material, identity=identity)
+    first = read_checkpoint(out)
+    if first is not None:
+        require_same(settings, first.settings)
+        _require_same_identity(material.identity, first.identity)
+    trained = [weight for weight in objective.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained, lr=settings.lr, betas=(0.9, 0.95), weight_decay=settings.weight_decay, fused=True
+    )
+    if first is not None:
+        objective.head.load_state_dict(dict(first.head))
+        optimizer.load_state_dict(dict(first.optimizer))
+        torch.set_rng_state(first.random)
+        watch.tell(f"going on after step {first.step} of {len(steps)}")
+    run = _Run(objective, material, settings, out, watch, accelerator, steps, trained, optimizer)
+    return run.go(first)
+
+
+class _Run:
+    def __init__(
+        self,
+        objective: Objective,
+        material: Material,
+        settings: Settings,
+        out: Path,
+        watch: Watch,
+        accelerator: Any,
+        steps: list[list[list[int]]],
+        trained: list[torch.nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.objective, self.material, self.settings, self.out, self.watch = objective, material, settings, out, watch
+        self.accelerator, self.steps, self.trained = accelerator, steps, trained
+        self.model, self.optimizer = accelerator.prepare(objective, optimizer)
+        self.best: Quality | None = None
+        self.since = 0
+        lengths = [len(text.tokens) for text in material.held_out]
+        self.measured_on = filled(lengths, range(len(lengths)), settings.batch_tokens)
+
+    def go(self, first: Checkpoint | None) -> Outcome:
+        step, total, began = 0, len(self.steps), time.perf_counter()
+        if first is not None:
+            step, self.since = first.step, first.since
+            self.best = None if first.best is None else _quality(first.best)
+            if first.ended:
+                return Outcome("end", step, total, self.best)
+        with opened_log(self.out, step if first is not None else -1) as log:
+            if first is None:
+                self.measure(step, log)
+                self.save(step)
+            self.model.train()
+            while step < total:
+                if self.agreed(self.watch.stopped()):
+                    self.save(step)
+                    return Outcome("signal", step, total, self.best)
+                loss, losses, norm, texts = self.take(step)
+                step += 1
+                self.write(
+                    log,
+                    {
+                        "step": step,
+                        "loss": loss,
+                        "losses": losses,
+                        "gradient": norm,
+                        "lr": self.optimizer.param_groups[0]["lr"],
+                        "texts": texts,
+                        "seconds": round(time.perf_counter() - began, 3),
+                    },
+                )
+                self.watch.show(step, total, loss)
+                measured = step % self.settings.eval_every == 0 or step == total
+                if measured:
+                    self.measure(step, log)
+                patient = self.settings.patience is None or self.since < self.settings.patience
+                late = self.settings.max_minutes is not None and (
+                    time.perf_counter() - began > 60 * self.settings.max_minutes
+                )
+                late = self.agreed(late)
+                ended = step == total or not patient
+                if step % self.settings.save_every == 0 or ended or late:
+                    self.save(step, ended=ended)
+                if ended or late:
+                    return Outcome(
+                        "end" if step == total else "minutes" if patient else "patience", step, total, self.best
+                    )
+        return Outcome("end", step, total, self.best)
+
+    def batch(self, texts: Sequence[Text]) -> Batch:
+        return batch_of(texts, self.material.states_of, self.settings.ttt_steps).to(self.accelerator.device)
+
+    def take(self, step: int) -> tuple[float, list[float | None], float, list[str]]:
+        """One step of the optimizer. ValueError if something is no number: then nothing has changed."""
+        texts = [self.material.training[at] for at in self.steps[step][self.accelerator.process_index]]
+        batch = self.batch(texts)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate(step, len(self.steps), self.settings.lr, self.settings.warmup)
+        self.optimizer.zero_grad()
+        losses = self.model(batch)
+        self.accelerator.backward(losses.total)
+        norm, total = float(self.accelerator.clip_grad_norm_(self.trained, self.settings.clip)), losses.total.item()
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise ValueError(
+                f"step {step + 1}: the loss is {total} and its gradient's norm {norm}, with the examples "
+                f"{', '.join(batch.ids)}; the last checkpoint stays: give a lower lr, or leave the examples out"
+            )
+        self.optimizer.step()
+        return total, [None if each != each else each for each in losses.steps.tolist()], norm, list(batch.ids)
+
+    def measure(self, step: int, log: Any) -> None:
+        held_out = self.material.held_out
+        found = evaluate(self.objective, (self.batch([held_out[at] for at in some]) for some in self.measured_on))
+        if not all(map(math.isfinite, found.loss)):
+            raise ValueError(
+                f"step {step}: measured on what is held out, the loss is {found.loss}; the last checkpoint stays: "
+                "give a lower lr"
+            )
+        self.write(log, {"step": step, "held_out": asdict(found)})
+        self.watch.tell(f"step {step} of {len(self.steps)}: held out {found}")
+        self.since += 1
+        if self.best is None or found.worth > self.best.worth:
+            self.best, self.since = found, 0
+            if self.accelerator.is_main_process:
+                self.watch.keep(found, step)
+
+    def save(self, step: int, *, ended: bool = False) -> None:
+        if self.accelerator.is_main_process:
+            best = None if self.best is None else asdict(self.best)
+            state = Checkpoint(
+                asdict(self.settings),
+                self.material.identity,
+                step,
+                best,
+                self.since,
+                self.objective.head.state_dict(),
+                self.optimizer.state_dict(),
+                torch.get_rng_state(),
+                ended,
+            )
+            save_checkpoint(self.out, state)
+        self.accelerator.wait_for_everyone()
+
+    def write(self, log: Any, line: dict[str, Any]) -> None:
+        if self.accelerator.is_main_process:
+            log.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def agreed(self, here: bool) -> bool:
+        """Whether it is so in any process: they stop together, or those that are left would wait for ever."""
+        if self.accelerator.num_processes == 1:
+            return here
+        return bool(self.accelerator.reduce(torch.tensor(float(here), device=self.accelerator.device)) > 0)
+
+
+def _quality(found: Any) -> Quality:
+    means = (tuple(found[name]) for name in ("loss", "overlap", "agreement"))
+    return Quality(*means, found["sampled"], found["greedy"], found["rows"])
+
+
+def _require_same_identity(now: dict[str, str], then: Any) -> None:
+    differ = [name for name in now if now[name] != then.get(name)]
+    if differ:
+        raise ValueError(
+            f"out: the run there is of another {' and '.join(differ)}; give the same, or another "
+            "folder (of data that is still being made there is more every time)"
+        )

@@ -1,0 +1,159 @@
+"""From a folder of examples and a target to what the loop takes, and what it will need, said beforehand."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from ..models.load import Loaded
+from .batches import Text, batch_of, split
+from .corpus import Example, mask_of
+from .fit import Material, schedule
+from .losses import loss_of, position_decay
+from .objective import Objective
+from .settings import Settings
+from .start import config_for, parameters_of, random_head, take_from_target
+from .target_head import TargetHead
+from .vocabulary import choose_vocabulary, coverage, label_counts
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Texts to train on, and texts to measure on."""
+
+    training: list[Text]
+    held_out: list[Text]
+
+    @property
+    def all(self) -> list[Text]:
+        return [*self.training, *self.held_out]
+
+    def digest(self) -> str:
+        found = hashlib.sha256()
+        for side in (self.training, self.held_out):
+            for text in side:
+                found.update(repr((text.id, text.tokens, text.labels)).encode())
+            found.update(b"\n")
+        return found.hexdigest()
+
+
+def sides_of(examples: Sequence[Example], vocab_size: int, settings: Settings, tell: Tell) -> Sides:
+    """ValueError: an id is none of the target's, or too few texts have something to predict."""
+    chosen = examples[: settings.limit]
+    texts, long = [], 0
+    for example in chosen:
+        tokens = example.prompt + example.tokens
+        if max(tokens) >= vocab_size:
+            raise ValueError(
+                f"data: example {example.id} has token {max(tokens)}, the target knows {vocab_size}; it must be data "
+                "that this target made"
+            )
+        group = f"prompt {example.prompt}" if example.prompt else f"text {example.tokens}"
+        text = Text(str(example.id), group, tokens, mask_of(example))
+        long += len(tokens) > settings.max_length
+        texts.append(text.cut(settings.max_length))
+    kept = [text for text in texts if text.counts]
+    training, held_out = split(kept, settings.held_out)
+    tokens, labels = sum(len(text.tokens) for text in kept), sum(sum(text.labels) for text in kept)
+    tell(
+        f"{len(training)} examples to train on and {len(held_out)} held out: {tokens} tokens, {labels} of them labels"
+        + (f"; {long} cut to {settings.max_length} tokens" if long else "")
+        + (f"; {len(texts) - len(kept)} without anything to predict left out" if len(kept) < len(texts) else "")
+    )
+    return Sides(training, held_out)
+
+
+def vocabulary_of(
+    sides: Sides, vocab_size: int, settings: Settings, ends: Sequence[int], tell: Tell
+) -> Int[np.ndarray, " d"]:
+    """The ids that the head is to know."""
+    counts = label_counts(sides.training, vocab_size)
+    ids = choose_vocabulary(counts, settings.draft_vocab_size, ends)
+    held_out = coverage(label_counts(sides.held_out, vocab_size), ids)
+    tell(
+        f"the head knows {len(ids)} of {vocab_size} ids: {coverage(counts, ids):.2%} of the labels to train on, "
+        f"{held_out:.2%} of those held out"
+    )
+    return ids
+
+
+def objective_of(
+    loaded: Loaded, target_head: TargetHead, ids: Int[np.ndarray, " d"], settings: Settings, tell: Tell
+) -> Objective:
+    """A new head for the target, and what it is to minimise. Nothing of the target stays but what these need."""
+    model, known = loaded.target.model, torch.from_numpy(ids)
+    head = random_head(config_for(model, len(ids), settings.intermediate_size), known, settings.seed)
+    if settings.init == "target":
+        taken = take_from_target(head, model, target_head)
+        tell(f"from the target: {', '.join(taken)}")
+    trained = parameters_of(head, freeze_head=settings.freeze_head)
+    count = sum(each.numel() for each in trained)
+    tell(
+        f"{sum(each.numel() for each in head.parameters()) / 1e6:.1f} M parameters, {count / 1e6:.1f} M of them "
+        f"trained: {count * 16 / 1e9:.2f} GB with gradients and AdamW's state"
+    )
+    return Objective(
+        head.to(model.device),
+        model.get_input_embeddings().weight.detach(),
+        target_head.only(known.to(model.device)),
+        loss_of(settings.loss),
+        position_decay(settings.decay, settings.ttt_steps),
+        narrow=settings.narrow,
+    )
+
+
+def try_a_step(
+    objective: Objective,
+    material: Material,
+    settings: Settings,
+    accelerator: Any,
+    peak: Callable[[], float],
+    tell: Tell,
+) -> None:
+    """Say what training will need, from one step that changes nothing. peak: memory in use at most so far, in GB."""
+    steps = schedule(material, settings, accelerator.num_processes)
+    texts = [material.training[at] for at in steps[0][accelerator.process_index]]
+    batch = batch_of(texts, material.states_of, settings.ttt_steps).to(accelerator.device)
+    seconds = []
+    for _ in range(2):  # the first one is slower
+        began = time.perf_counter()
+        objective(batch).total.backward()
+        for weight in objective.parameters():
+            weight.grad = None
+        seconds.append(time.perf_counter() - began)
+    pace = len(batch.tokens) / min(seconds) * accelerator.num_processes
+    tokens = settings.epochs * sum(len(text.tokens) for text in material.training)
+    tell(
+        f"{len(steps)} steps over {tokens} tokens, at about {pace:.0f} tokens/s: {tokens / pace / 60:.0f} minutes, and "
+        f"what is measured; {peak():.1f} GB of memory at most so far"
+    )
+
+
+def identity_of(fingerprint: Mapping[str, str], sides: Sides, ids: Int[np.ndarray, " d"]) -> dict[str, str]:
+    """What a run is for and on: a run is gone on with only if it is the same."""
+    return {
+        "target": " ".join(f"{name} {digest}" for name, digest in sorted(fingerprint.items())),
+        "data": sides.digest(),
+        "draft vocabulary": hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest(),
+    }
+
+
+def require_made_by(fingerprint: Mapping[str, str], manifest: Mapping[str, Any], tell: Tell) -> None:
+    """ValueError: the data is in another tokenizer's ids. That other weights said it is told."""
+    then = manifest.get("fingerprint") or {}
+    differ = [name for name in fingerprint if then.get(name) not in (None, fingerprint[name])]
+    if "tokenizer" in differ:
+        raise ValueError(
+            f"target: it has another tokenizer than {manifest.get('target')!r}, which the data was made with; give that"
+        )
+    if differ:
+        tell(f"the data was made by other {' and '.join(differ)} than the target's: it is no text of the target's own")

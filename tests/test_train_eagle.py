@@ -1,0 +1,486 @@
+"""Training a head from end to end on a tiny target: what it learns, and every way in which it may end."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from draftproof.cli.app import run
+from draftproof.models.eagle_files import load_head
+from draftproof.models.load import load
+from draftproof.train.batches import Text, epoch_of, split
+from draftproof.train.checkpoint import read_checkpoint
+from draftproof.train.corpus import FORMAT, VERSION, Example, line_of, read_data, write_manifest
+from draftproof.train.evaluate import evaluate, evaluating
+from draftproof.train.features import FeatureStore, fill
+from draftproof.train.fingerprint import fingerprint_of
+from draftproof.train.fit import Material, Outcome, Watch, fit
+from draftproof.train.objective import Objective
+from draftproof.train.prepare import identity_of, objective_of, sides_of, vocabulary_of
+from draftproof.train.settings import Settings
+from draftproof.train.target_head import TargetHead, require_same_logits, target_head_of
+from draftproof.train.vocabulary import choose_vocabulary, coverage, label_counts
+from tests import tiny
+from tests.folders import byte_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+VOCAB, SIZE, HEARD = 257, 32, (2, 4, 5)
+SETTINGS = Settings(
+    draft_vocab_size=64,
+    ttt_steps=3,
+    lr=3e-3,
+    epochs=3,
+    batch_tokens=96,
+    held_out=0.2,
+    eval_every=4,
+    save_every=3,
+    narrow=False,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """An 8-layer Llama."""
+    path = tmp_path_factory.mktemp("target")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=SIZE,
+        intermediate_size=48,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=256,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    byte_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return load(str(folder), dtype="float32", device="cpu", exact="law")
+
+
+@pytest.fixture(scope="module")
+def data(folder, loaded, tmp_path_factory) -> Path:
+    """24 examples: cycles of few letters, so that there is something to learn."""
+    path = tmp_path_factory.mktemp("data")
+    generator = np.random.default_rng(0)
+    examples = []
+    for i in range(24):
+        cycle = generator.integers(60, 90, 3).tolist()
+        examples.append(Example(i, "answer", "x", tuple(cycle * 2), tuple(cycle * 5 + [256]), 0.0, i, "stop"))
+    (path / "examples.jsonl").write_text("".join(line_of(example) + "\n" for example in examples))
+    manifest = {
+        "format": {"name": FORMAT, "version": VERSION},
+        "target": "tiny",
+        "fingerprint": fingerprint_of(folder, loaded.tokenizer),
+        "examples": len(examples),
+        "complete": True,
+    }
+    write_manifest(path, manifest)
+    return path
+
+
+@pytest.fixture(scope="module")
+def store(loaded, data, tmp_path_factory) -> FeatureStore:
+    store = FeatureStore(tmp_path_factory.mktemp("store"), (3 * SIZE, SIZE))
+    head = target_head_of(loaded.target)
+    texts = sides_of(read_data(data).examples, VOCAB, SETTINGS, said).all
+    assert fill(store, texts, loaded.target, head, HEARD, tell=said, show=shown, stopped=never)
+    return store
+
+
+def said(message: str) -> None:
+    pass
+
+
+def shown(done: int, total: int, loss: float | None = None) -> None:
+    pass
+
+
+def never() -> bool:
+    return False
+
+
+def prepared(loaded: Any, data: Path, store: FeatureStore, settings: Settings) -> tuple[Objective, Material]:
+    sides = sides_of(read_data(data).examples, VOCAB, settings, said)
+    ids = vocabulary_of(sides, VOCAB, settings, [256], said)
+    objective = objective_of(loaded, target_head_of(loaded.target), ids, settings, said)
+    return objective, Material(sides.training, sides.held_out, store.of, identity_of({"weights": "w"}, sides, ids))
+
+
+class Trained:
+    """One run in a folder, as often as it is started."""
+
+    def __init__(self, loaded: Any, data: Path, store: FeatureStore, out: Path) -> None:
+        self._given, self.out = (loaded, data, store), out
+        self.kept: list[int] = []
+
+    def start(
+        self, settings: Settings = SETTINGS, *, show: Any = shown, stopped: Callable[[], bool] = never
+    ) -> tuple[Outcome, Objective]:
+        self.objective, material = prepared(*self._given, settings)
+        self.out.mkdir(exist_ok=True)
+        watch = Watch(said, show, stopped, lambda found, step: self.kept.append(step))
+        return fit(self.objective, material, settings, self.out, watch, Accelerator(cpu=True)), self.objective
+
+    def log(self) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in (self.out / "log.jsonl").read_text().splitlines()]
+        return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+@pytest.fixture
+def trained(loaded, data, store, tmp_path) -> Trained:
+    return Trained(loaded, data, store, tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def whole(loaded, data, store, tmp_path_factory) -> Trained:
+    """A run that nothing stopped."""
+    run = Trained(loaded, data, store, tmp_path_factory.mktemp("whole"))
+    outcome, _ = run.start()
+    assert outcome.how == "end"
+    return run
+
+
+def test_it_learns(whole):
+    log = whole.log()
+    measured = [line["held_out"] for line in log if "held_out" in line]
+    losses = [line["loss"] for line in log if "loss" in line]
+    assert [line["step"] for line in log if "loss" in line] == list(range(1, len(losses) + 1))
+    assert sum(losses[-3:]) < 0.95 * sum(losses[:3])
+    assert measured[-1]["sampled"] > measured[0]["sampled"]
+    assert all(0 <= value <= 1 for each in measured for value in (*each["overlap"], *each["agreement"]))
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 5, 8])
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(at, whole, trained):
+    def kill(done: int, total: int, loss: float) -> None:
+        if done == at:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        trained.start(show=kill)
+    with (trained.out / "log.jsonl").open("a") as file:
+        file.write('{"step": 99, "lo')  # it was writing
+    outcome, objective = trained.start()
+    assert outcome.how == "end"
+    assert trained.log() == whole.log()
+    for one, other in zip(objective.head.parameters(), whole.objective.head.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_has_ended_is_not_done_again(whole):
+    before = whole.log()
+    outcome, _ = whole.start()
+    assert outcome.how == "end"
+    assert whole.log() == before
+
+
+def test_a_signal_ends_it_after_the_step_and_nothing_is_lost(whole, trained):
+    done: list[int] = []
+    outcome, _ = trained.start(show=lambda at, total, loss: done.append(at), stopped=lambda: len(done) == 4)
+    assert (outcome.how, outcome.step) == ("signal", 4)
+    assert read_checkpoint(trained.out).step == 4
+    trained.start()
+    assert trained.log() == whole.log()
+
+
+def test_other_settings_are_refused_by_their_names(trained):
+    trained.start(replace(SETTINGS, max_minutes=1e-9))
+    with pytest.raises(ValueError, match=r"^out: .*lr was 0.003 and is 0.1.*seed was 0 and is 1"):
+        trained.start(replace(SETTINGS, lr=0.1, seed=1))
+    trained.start(replace(SETTINGS, save_every=7))
+
+
+def test_other_data_is_refused(trained):
+    trained.start(replace(SETTINGS, max_minutes=1e-9))
+    state = torch.load(trained.out / "checkpoint.pt", weights_only=True)
+    state["identity"]["data"] = "other"
+    torch.save(state, trained.out / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"^out: .* another data;"):
+        trained.start()
+
+
+def test_a_broken_checkpoint_is_refused(trained):
+    trained.out.mkdir()
+    (trained.out / "checkpoint.pt").write_bytes(b"broken")
+    with pytest.raises(ValueError, match=r"^out: .*checkpoint.pt cannot be gone on with"):
+        trained.start()
+
+
+def test_patience_ends_it(trained):
+    outcome, _ = trained.start(replace(SETTINGS, lr=1e-12, eval_every=1, patience=2))
+    assert outcome.how == "patience"
+    assert outcome.step <= 3
+    assert trained.start(replace(SETTINGS, lr=1e-12, eval_every=1, patience=2))[0].step == outcome.step
+
+
+def test_a_frozen_output_layer_stays(loaded, data, store, tmp_path):
+    run = Trained(loaded, data, store, tmp_path)
+    settings = replace(SETTINGS, freeze_head=True, epochs=1)
+    before, _ = prepared(loaded, data, store, settings)
+    _, after = run.start(settings)
+    assert torch.equal(before.head.lm_head.weight, after.head.lm_head.weight)
+    assert not torch.equal(before.head.fc.weight, after.head.fc.weight)
+
+
+@pytest.mark.parametrize(
+    ("at", "error"),
+    [
+        (5, r"^step 6: the loss is nan .* with the examples \d+, \d+.*checkpoint stays"),
+        (4, r"^step 4: measured on what is held out, the loss is \(nan"),
+    ],
+)
+def test_a_loss_that_is_no_number_stops_it_and_names_the_examples(at, error, trained):
+    def spoil(done: int, total: int, loss: float) -> None:
+        if done == at:
+            with torch.no_grad():
+                trained.objective.head.fc.weight[0, 0] = torch.nan
+
+    with pytest.raises(ValueError, match=error):
+        trained.start(show=spoil)
+    assert read_checkpoint(trained.out).step == 3
+    assert all(torch.isfinite(weight).all() for weight in read_checkpoint(trained.out).head.values())
+
+
+# measuring
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_measuring_leaves_the_mode_as_it_was_whatever_happens(training, loaded, data, store):
+    objective, _ = prepared(loaded, data, store, SETTINGS)
+    objective.train(training)
+    seen: list[bool] = []
+
+    def batches():
+        seen.append(objective.head.training)
+        raise KilledError
+        yield
+
+    with pytest.raises(KilledError):
+        evaluate(objective, batches())
+    assert seen == [False]
+    assert all(module.training is training for module in objective.modules())
+    with evaluating(objective):
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+
+
+def test_a_head_that_is_the_target_s_law_is_worth_all_its_steps(loaded, data, store, monkeypatch):
+    """Laws in place of the head's: then every draft is accepted."""
+    settings = replace(SETTINGS, draft_vocab_size=None)
+    objective, material = prepared(loaded, data, store, settings)
+    from draftproof.train.batches import batch_of
+
+    batch = batch_of(material.held_out, store.of, 3)
+    laws = objective.laws(batch)
+    calls = iter(batch.laws)
+    monkeypatch.setattr("draftproof.train.evaluate._AT_ONCE", 10**6)
+    monkeypatch.setattr(objective.head, "logits", lambda hidden: laws.logits[next(calls)])
+    found = evaluate(objective, [batch])
+    assert found.overlap == pytest.approx((1, 1, 1), abs=2e-3)
+    assert found.agreement == (1, 1, 1)
+    assert (found.sampled, found.greedy) == pytest.approx((4, 4), abs=1e-2)
+    assert found.rows == len(batch.rows[0])
+
+
+# what the target says
+
+
+def test_states_are_those_of_a_plain_forward(loaded, folder, store, data):
+    stock = LlamaForCausalLM.from_pretrained(folder).eval()
+    [text, *_] = sides_of(read_data(data).examples, VOCAB, SETTINGS, said).training
+    with torch.no_grad():
+        wanted = stock(torch.tensor([text.tokens]), output_hidden_states=True)
+    found = store.of(text)
+    near = {"rtol": 2e-2, "atol": 2e-2}  # kept in bfloat16
+    torch.testing.assert_close(found.features[:, :SIZE].float(), wanted.hidden_states[2][0], **near)
+    torch.testing.assert_close(found.last.float(), wanted.hidden_states[-1][0], **near)
+    torch.testing.assert_close(found.log_z, wanted.logits[0].logsumexp(-1), rtol=1e-4, atol=1e-4)
+    assert found.top.tolist() == wanted.logits[0].argmax(-1).tolist()
+
+
+def test_a_store_that_was_stopped_goes_on(loaded, data, store, tmp_path, monkeypatch):
+    monkeypatch.setattr("draftproof.train.features._AT_ONCE", 60)
+    texts = sides_of(read_data(data).examples, VOCAB, SETTINGS, said).all
+    head, target, layers = target_head_of(loaded.target), loaded.target, HEARD
+    first = FeatureStore(tmp_path, (3 * SIZE, SIZE))
+    groups: list[int] = []
+    kept = fill(
+        first, texts, target, head, layers, tell=said, show=lambda *d: groups.append(1), stopped=lambda: len(groups) > 1
+    )
+    assert not kept
+    for name in ("features.bin", "laws.bin", "index.jsonl"):  # it was killed while it wrote
+        with (tmp_path / name).open("ab") as file:
+            file.write(b'{"te')
+    second = FeatureStore(tmp_path, (3 * SIZE, SIZE))
+    assert 0 < second.tokens < sum(len(text.tokens) for text in texts)
+    assert fill(second, texts, target, head, layers, tell=said, show=shown, stopped=never)
+    for text in texts:
+        for name in ("features", "last", "log_z", "top"):
+            a, b = (getattr(each.of(text), name) for each in (FeatureStore(tmp_path, (3 * SIZE, SIZE)), store))
+            torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
+    with pytest.raises(ValueError, match="none of example z"):
+        second.of(Text("z", "", (1, 2, 3), (True,) * 3))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "phi3"])
+def test_a_target_s_logits_are_its_head_s(name):
+    from draftproof.models.bits import LAW_PLAN
+    from draftproof.models.hf import HFTarget
+
+    target = HFTarget(tiny.build(tiny.ARCHITECTURES[name]), LAW_PLAN)
+    head = target_head_of(target)
+    log_z, top = head.law(torch.randn(3, 64))
+    assert log_z.shape == top.shape == (3,)
+    with pytest.raises(ValueError, match=r"^target: the logits of .*model type"):
+        require_same_logits(target, TargetHead(head.weight.flip(0), head.bias, 1.0, head.softcap), [5, 9, 4, 7])
+
+
+# data
+
+
+def text_of(i: int, *tokens: int, labels: Sequence[bool] | None = None, group: str | None = None) -> Text:
+    return Text(str(i), group or str(i), tokens, tuple(labels or (True,) * len(tokens)))
+
+
+def test_the_vocabulary_is_what_is_said_most():
+    counts = label_counts([text_of(0, 5, 5, 3, 4), text_of(1, 4, 7, labels=(False, True))], 10)
+    assert choose_vocabulary(counts, 3, []).tolist() == [3, 4, 5]
+    assert choose_vocabulary(counts, 3, [9]).tolist() == [3, 5, 9]
+    assert choose_vocabulary(counts, None, [9]).tolist() == list(range(10))
+    assert coverage(counts, np.array([5, 7])) == pytest.approx(3 / 5)
+    for size in (0, 11):
+        with pytest.raises(ValueError, match=r"^draft_vocab_size: "):
+            choose_vocabulary(counts, size, [9])
+
+
+def test_answers_to_one_prompt_are_on_one_side():
+    texts = [text_of(i, 1, 2, 3, group=f"prompt {i % 40}") for i in range(200)]
+    training, held_out = split(texts, 0.1)
+    assert not {text.group for text in training} & {text.group for text in held_out}
+    assert 0 < len(held_out) < 60
+    more_training, _ = split([*texts, text_of(999, 1, 2, 3)], 0.1)
+    assert set(training) <= set(more_training)
+    assert len(split(texts[:2], 0.0)[1]) == 1
+    with pytest.raises(ValueError, match=r"^data: 1 different"):
+        split(texts[:1], 0.1)
+
+
+def test_an_epoch_has_every_text_once_in_an_order_of_its_own():
+    lengths = [3, 9, 2, 7, 1, 1, 5]
+    orders = [epoch_of(lengths, 10, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))]
+    assert all(sorted(i for batch in order for i in batch) == list(range(7)) for order in orders)
+    assert all(sum(lengths[i] for i in batch) <= 10 for order in orders for batch in order)
+    assert orders[0] == orders[3] != orders[1] != orders[2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ttt_steps": 0},
+        {"ttt_steps": 17},
+        {"lr": 0},
+        {"lr": float("nan")},
+        {"decay": 0},
+        {"loss": "no"},
+        {"init": "no"},
+        {"held_out": 0.9},
+        {"warmup": -1},
+        {"max_minutes": 0},
+        {"seed": -1},
+        {"limit": 0},
+        {"batch_tokens": 0},
+    ],
+)
+def test_settings_that_are_none(change):
+    [name] = change
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        replace(SETTINGS, **change)
+
+
+# the command
+
+
+@pytest.fixture
+def command(folder, data, tmp_path) -> list[str]:
+    given = asdict(SETTINGS)
+    options = [
+        *("--target", str(folder), "--data", str(data), "--out", str(tmp_path / "head"), "--dtype", "float32"),
+        *("--draft-vocab-size", "64", "--ttt-steps", "2", "--epochs", "1", "--eval-every", "2", "--device", "cpu"),
+        *("--batch-tokens", str(given["batch_tokens"]), "--lr", "1e-3", "--held-out", "0.2"),
+    ]
+    return ["train", "eagle", *options]
+
+
+def test_the_command_writes_a_head_that_can_be_loaded(command, tmp_path, loaded, capsys):
+    assert run(command) == 0
+    told = capsys.readouterr().err
+    for what in (
+        "examples to train on",
+        "of 257 ids",
+        "M parameters",
+        "tokens/s",
+        "held out overlap",
+        "--draft eagle:",
+    ):
+        assert what in told
+    head, about = load_head(tmp_path / "head" / "head", loaded, check="strict")
+    assert about.measured["rows"] > 0
+    assert about.training["ttt_steps"] == 2
+    assert head.config.feature_layers == HEARD
+    assert run([*command, "--lr", "2e-3"]) == 2
+    assert "out: the run there has other settings (lr was 0.001 and is 0.002)" in capsys.readouterr().err
+
+
+def test_a_signal_gives_its_status(command, monkeypatch):
+    from draftproof.train import fit as fitting
+
+    def killed(objective, batches):
+        signal.raise_signal(signal.SIGTERM)
+        return evaluate(objective, batches)
+
+    monkeypatch.setattr(fitting, "evaluate", killed)
+    assert run(command) == 143
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--draft-vocab-size", "few"], "--draft-vocab-size: 'few' is not allowed"),
+        (["--ttt-steps", "0"], "--ttt-steps: 0 is not allowed"),
+        (["--loss", "kl:1+no:2"], "--loss: 'kl:1+no:2' is not allowed"),
+        (["--limit", "1"], "data: 1 different prompts are too few"),
+    ],
+)
+def test_what_is_wrong_is_one_clear_line(options, error, command, capsys):
+    assert run([*command, *options]) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_a_folder_of_somebody_else_is_left_alone(command, tmp_path, capsys):
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "thesis.tex").touch()
+    assert run(command) == 2
+    assert "holds 'thesis.tex'" in capsys.readouterr().err
