@@ -1,4 +1,4 @@
-"""A head at work says what its definition says, entry by entry, however it is fed; and keeps in step with its target."""
+"""A head at work says what its definition says, entry by entry, however it is fed; and keeps step with its target."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from draftproof.cli.app import run
 from draftproof.models.eagle_files import save_head
-from draftproof.train.fingerprint import fingerprint_of
+from draftproof.fingerprint import fingerprint_of
 from tests.heads import ABOUT, make_head, make_target
 
 

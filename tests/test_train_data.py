@@ -18,7 +18,8 @@ from draftproof.cli import train as command
 from draftproof.cli.app import run
 from draftproof.llm import LLM
 from draftproof.sampling import SamplingParams
-from draftproof.train import corpus, fingerprint
+from draftproof import fingerprint
+from draftproof.train import corpus
 from draftproof.train.corpus import (
     Example,
     appending,
@@ -387,7 +388,7 @@ def test_the_manifest_says_all(whole, sources):
         "answer_tokens": sum(len(each.tokens) for each in examples if each.kind == "answer"),
         "text_tokens": 48,
     }
-    assert set(manifest["fingerprint"]) == {"weights", "config", "tokenizer"}
+    assert set(manifest["fingerprint"]) == {"weights", "config", "tokenizer", "template"}
 
 
 def test_another_batch_gives_the_same_data_and_says_what_to_expect(words, whole, tmp_path, capsys):

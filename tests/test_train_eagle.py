@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftproof.cli.app import run
+from draftproof.fingerprint import fingerprint_of
 from draftproof.models.eagle_files import load_head
 from draftproof.models.load import load
 from draftproof.train.batches import Text, epoch_of, split
@@ -23,10 +24,9 @@ from draftproof.train.checkpoint import read_checkpoint
 from draftproof.train.corpus import FORMAT, VERSION, Example, line_of, read_data, write_manifest
 from draftproof.train.evaluate import evaluate, evaluating
 from draftproof.train.features import FeatureStore, fill
-from draftproof.train.fingerprint import fingerprint_of
 from draftproof.train.fit import Material, Outcome, Watch, fit
 from draftproof.train.objective import Objective
-from draftproof.train.prepare import identity_of, objective_of, sides_of, vocabulary_of
+from draftproof.train.prepare import identity_of, objective_of, require_made_by, sides_of, vocabulary_of
 from draftproof.train.settings import Settings
 from draftproof.train.target_head import TargetHead, require_same_logits, target_head_of
 from draftproof.train.vocabulary import choose_vocabulary, coverage, label_counts
@@ -39,7 +39,7 @@ VOCAB, SIZE, HEARD = 257, 32, (2, 4, 5)
 SETTINGS = Settings(
     draft_vocab_size=64,
     ttt_steps=3,
-    lr=3e-3,
+    lr=1e-2,
     epochs=3,
     batch_tokens=96,
     held_out=0.2,
@@ -164,7 +164,7 @@ def test_it_learns(whole):
     measured = [line["held_out"] for line in log if "held_out" in line]
     losses = [line["loss"] for line in log if "loss" in line]
     assert [line["step"] for line in log if "loss" in line] == list(range(1, len(losses) + 1))
-    assert sum(losses[-3:]) < 0.95 * sum(losses[:3])
+    assert sum(losses[-3:]) < 0.97 * sum(losses[:3])
     assert measured[-1]["sampled"] > measured[0]["sampled"]
     assert all(0 <= value <= 1 for each in measured for value in (*each["overlap"], *each["agreement"]))
 
@@ -208,7 +208,7 @@ def test_a_signal_ends_it_after_the_step_and_nothing_is_lost(whole, trained):
 
 def test_other_settings_are_refused_by_their_names(trained):
     trained.start(replace(SETTINGS, max_minutes=1e-9))
-    with pytest.raises(ValueError, match=r"^out: .*lr was 0.003 and is 0.1.*seed was 0 and is 1"):
+    with pytest.raises(ValueError, match=r"^out: .*lr was 0.01 and is 0.1.*seed was 0 and is 1"):
         trained.start(replace(SETTINGS, lr=0.1, seed=1))
     trained.start(replace(SETTINGS, save_every=7))
 
@@ -335,6 +335,8 @@ def test_a_store_that_was_stopped_goes_on(loaded, data, store, tmp_path, monkeyp
         with (tmp_path / name).open("ab") as file:
             file.write(b'{"te')
     second = FeatureStore(tmp_path, (3 * SIZE, SIZE))
+    with first.writing(), pytest.raises(ValueError, match=r"^features: .* written by another process"):
+        fill(second, texts, target, head, layers, tell=said, show=shown, stopped=never)
     assert 0 < second.tokens < sum(len(text.tokens) for text in texts)
     assert fill(second, texts, target, head, layers, tell=said, show=shown, stopped=never)
     for text in texts:
@@ -374,6 +376,17 @@ def test_the_vocabulary_is_what_is_said_most():
     for size in (0, 11):
         with pytest.raises(ValueError, match=r"^draft_vocab_size: "):
             choose_vocabulary(counts, size, [9])
+
+
+def test_data_of_another_model_is_told_and_of_another_tokenizer_refused():
+    ours = {"weights": "w", "config": "c", "tokenizer": "t"}
+    told: list[str] = []
+    require_made_by(ours, {"target": "x", "fingerprint": ours | {"tokenizer": "other"}}, told.append)
+    assert not told
+    require_made_by(ours, {"target": "x", "fingerprint": ours | {"weights": "other"}}, told.append)
+    assert "made by other weights" in told[0]
+    with pytest.raises(ValueError, match=r"^target: it has another tokenizer than 'x'"):
+        require_made_by(ours, {"target": "x", "fingerprint": {"weights": "other", "tokenizer": "other"}}, told.append)
 
 
 def test_answers_to_one_prompt_are_on_one_side():
@@ -484,3 +497,14 @@ def test_a_folder_of_somebody_else_is_left_alone(command, tmp_path, capsys):
     (tmp_path / "head" / "thesis.tex").touch()
     assert run(command) == 2
     assert "holds 'thesis.tex'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("init", ["target", "layer", "random"])
+def test_where_a_head_starts(init, loaded, data, store):
+    objective, _ = prepared(loaded, data, store, replace(SETTINGS, init=init))
+    head, model = objective.head, loaded.target.model
+    rows = torch.equal(head.lm_head.weight, model.lm_head.weight[head.token_ids])
+    last = torch.equal(head.layers[0].self_attn.k_proj.weight[:, SIZE:], model.model.layers[-1].self_attn.k_proj.weight)
+    assert (rows, last) == (init != "random", init == "layer")
+    again, _ = prepared(loaded, data, store, replace(SETTINGS, init=init))
+    assert all(torch.equal(a, b) for a, b in zip(head.parameters(), again.head.parameters(), strict=True))

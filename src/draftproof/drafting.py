@@ -22,12 +22,14 @@ from .drafters import (
     TranslatedDrafter,
 )
 from .drafters.corpus import SuffixCorpus, corpus_of
+from .fingerprint import quick_fingerprint
 from .models.eagle_files import load_head
 from .models.eagle_runner import EagleRunner
 from .models.load import Loaded
 from .models.narrow import NarrowTarget
 from .models.quantised import quantise
-from .speculation import SpeculativeConfig
+from .models.shelf import resolve_head, shipped_for
+from .speculation import WITH_HEAD, SpeculativeConfig
 from .vocabularies import Speller, relation, unnamed
 
 ORIGINS = {"ngram": "ngram", "suffix": "suffix", "draft_model": "model", "early_exit": "early_exit", "eagle3": "eagle"}
@@ -108,6 +110,10 @@ def drafting_for(
 ) -> Drafting:
     """Load and make all that the configuration asks for. load: a draft model, as the configuration wants it."""
     made = Drafting(config, NoDrafter())
+    shipped = shipped_for(target) if config.method == "auto" and config.model is None else None
+    if shipped is not None:
+        made.config = config = replace(config, model=shipped, **WITH_HEAD)
+        made.why.append(f"a head for {target.name} comes with draftproof: it drafts, too")
     parts: dict[str, Drafter] = {}
     models = made.models
     for part in config.parts:
@@ -122,7 +128,9 @@ def drafting_for(
             models[origin] = target.target.early(config.early_exit_layers)
             parts[origin] = EarlyExitDrafter(models[origin], config.kind)
         elif part == "eagle3":
-            head, about = load_head(Path(str(config.model)).expanduser(), target, notify=notify)
+            known = quick_fingerprint(target.path, target.tokenizer)
+            folder = resolve_head(str(config.model), notify)
+            head, about = load_head(folder, target, fingerprint=known, notify=notify)
             models[origin] = EagleRunner(target.target, head, about.embeddings)
             parts[origin] = EagleDrafter(models[origin], config.kind)
         else:

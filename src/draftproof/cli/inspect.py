@@ -136,8 +136,8 @@ def _here(name: str | None) -> Path | None:
 def _fingerprint(path: Path) -> dict[str, str]:
     from transformers import AutoTokenizer
 
+    from ..fingerprint import fingerprint_of
     from ..models.load import quiet_transformers
-    from ..train.fingerprint import fingerprint_of
 
     with quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(path)

@@ -83,8 +83,8 @@ def data(
     Example: **draftproof train data --prompts prompts.jsonl --text book.txt --out data**
     """
     from .. import __version__
+    from ..fingerprint import file_fingerprint, fingerprint_of
     from ..train.corpus import appending, manifest_of, resumed
-    from ..train.fingerprint import file_fingerprint, fingerprint_of
     from ..train.recipe import Recipe, prompts_of, tasks_of, text_of
 
     if out is None:

@@ -36,7 +36,9 @@ def eagle(
     target: Model = "smollm2-135m",
     draft_vocab_size: Annotated[str, _Option(help="Ids that the head knows, the most frequent, or full.")] = "8192",
     intermediate_size: Annotated[int | None, _Option(help="Of its MLP. Default: the target's.")] = None,
-    init: Annotated[str, _Option(help="target (from its last layer and its head) or random.")] = "target",
+    init: Annotated[
+        str, _Option(help="target (start from its output layer), layer (its last layer too), or random.")
+    ] = "target",
     freeze_head: Annotated[bool, _Option("--freeze-head", help="Leave the output layer as it is.")] = False,
     ttt_steps: Annotated[int, _Option(help="Tokens that it learns to draft on its own.")] = 4,
     loss: Annotated[str, _Option(help="ce, hard, kl, rkl, tv, lk, or a sum such as kl:0.5+lk:0.5.")] = "kl:0.5+lk:0.5",
@@ -122,11 +124,11 @@ def _train(
     import torch
     from accelerate import Accelerator, InitProcessGroupKwargs
 
+    from ..fingerprint import fingerprint_of
     from ..models.eagle_config import About
     from ..models.load import load
     from ..train.corpus import read_data
     from ..train.features import FeatureStore, fill, folder_of
-    from ..train.fingerprint import fingerprint_of
     from ..train.fit import Material, Watch, fit
     from ..train.prepare import (
         identity_of,
@@ -186,7 +188,7 @@ def _train(
         outcome = fit(objective, material, settings, out, watch, accelerator)
     if outcome.best is not None:
         tell(f"after {outcome.step} of {outcome.steps} steps ({_HOW[outcome.how]}): best held out {outcome.best}")
-    tell(f"the head is in {out / HEAD}: use it with --draft eagle:{out / HEAD}")
+    tell(f"the head is in {out / HEAD}: use it with --draft eagle3:{out / HEAD}")
     return outcome.how
 
 

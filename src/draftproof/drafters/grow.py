@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..base import ROOT, Chance, Context, Draft, Feed, Key, Kind, Purpose, Row, Session, Target, token_key
+from ..base import ROOT, Chance, Context, Draft, Feed, Key, Kind, Purpose, Row, Scores, Session, token_key
 from ..laws import fit, leading, total, without
 from ..plan import Plan
 from ..sampling import AdjustError
@@ -74,7 +74,14 @@ class Growing:
         return whole.keeping(worthwhile(self.parents, self.reach, terms)[1])
 
 
-def grow(model: Target, drafts: Sequence[Growing]) -> None:
+@runtime_checkable
+class Reader(Protocol):
+    """Whoever reads feeds: a target, or a head beside one."""
+
+    def forward(self, feeds: Sequence[Feed]) -> list[Scores]: ...
+
+
+def grow(model: Reader, drafts: Sequence[Growing]) -> None:
     """Grow all to their ends."""
     active = [each for each in drafts if each.plan.depth > 0]
     while active:

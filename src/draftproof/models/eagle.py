@@ -11,6 +11,7 @@ Names and shapes are those of the `speculators` library's `eagle3`, so that what
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -58,8 +59,10 @@ Rotations = tuple[torch.Tensor, torch.Tensor]
 class _Attention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        size, wide = config.head_dim, 2 * config.hidden_size
-        self.heads, self.kv_heads, self.size = config.num_attention_heads, config.num_key_value_heads, size
+        size: int = config.head_dim or config.hidden_size // config.num_attention_heads
+        wide = 2 * config.hidden_size
+        self.heads, self.size = config.num_attention_heads, size
+        self.kv_heads: int = config.num_key_value_heads or self.heads
         self.q_proj = nn.Linear(wide, self.heads * size, bias=False)
         self.k_proj = nn.Linear(wide, self.kv_heads * size, bias=False)
         self.v_proj = nn.Linear(wide, self.kv_heads * size, bias=False)
@@ -84,6 +87,7 @@ class EagleHead(nn.Module):
 
     d2t: torch.Tensor
     t2d: torch.Tensor
+    layers: Any
 
     def __init__(self, config: EagleConfig, token_ids: Int[torch.Tensor, " d"]) -> None:
         """token_ids: the target's ids that the head knows, rising."""

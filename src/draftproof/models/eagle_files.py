@@ -129,16 +129,17 @@ def _require_replaceable(folder: Path) -> None:
 
 def read_head(folder: Path) -> HeadFiles:
     """All that can be known, and checked, without the target. ValueError: what is wrong, and in which file."""
-    place, weights = folder / CONFIG, folder / WEIGHTS
-    found = config_of(folder)
-    try:
-        config, about = from_json(found)
-    except ValueError as error:
-        raise ValueError(f"head: {place}: {error}") from None
+    config, about = _parsed(folder)
+    weights = folder / WEIGHTS
     tensors = read_tensors(weights, config)
     about = replace(about, embeddings=tensors.pop(EMBEDDINGS, None))
     tensors |= maps_of(tensors, config, weights)
     return HeadFiles(folder, config, about, tensors, _size(folder))
+
+
+def read_about(folder: Path) -> About:
+    """What a head's config.json says beside its shape. ValueError as of `read_head`."""
+    return _parsed(folder)[1]
 
 
 def load_head(
@@ -207,6 +208,14 @@ def require_same_target(
     if check == "strict" or (check == "vocabulary" and "tokenizer" in differ):
         raise ValueError(f"{line}; give that one, or use it all the same with check 'shapes'")
     notify(f"{line}; texts stay right, and fewer guesses may")
+
+
+def _parsed(folder: Path) -> tuple[EagleConfig, About]:
+    found = config_of(folder)
+    try:
+        return from_json(found)
+    except ValueError as error:
+        raise ValueError(f"head: {folder / CONFIG}: {error}") from None
 
 
 def config_of(folder: Path) -> dict[str, Any]:

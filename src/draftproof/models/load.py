@@ -8,7 +8,7 @@ import importlib.util
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -199,7 +199,7 @@ def resolve(name: str, cache_dir: Path, notify: Notify = lambda message: None) -
         return cache_dir / name
     if name == EMBEDDED:
         return _converted(_embedded_gguf(), cache_dir / EMBEDDED, notify)
-    return _from_hub(name, notify)
+    return from_hub(name, notify, known=[EMBEDDED])
 
 
 def _embedded_gguf() -> Path:
@@ -250,26 +250,30 @@ def _convert(gguf: Path, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-def _from_hub(name: str, notify: Notify) -> Path:
+def from_hub(name: str, notify: Notify, *, what: str = "model", known: Sequence[str] = ()) -> Path:
+    """Where the hub's files of `name` are, downloaded if need be. known: other names that there are, for errors."""
+    others = ", ".join(known)
     try:
         return Path(snapshot_download(name, local_files_only=True))
     except LocalEntryNotFoundError:
         pass
     except HFValidationError:
         raise ValueError(
-            f"model: {name!r} is no folder, no .gguf file, not {EMBEDDED}, and no name a hub could have"
+            f"{what}: {name!r} is no folder{', no .gguf file' if what == 'model' else ''}"
+            f"{f', not {others}' if others else ''}, and no name a hub could have"
         ) from None
     notify(f"Downloading {name} from the Hugging Face hub")
     try:
         return Path(snapshot_download(name, ignore_patterns=["*.pth", "*.gguf", "*.onnx", "original/*"]))
     except GatedRepoError:
-        raise ValueError(f"model: {name!r} is gated; accept its terms on the hub and log in (hf auth login)") from None
+        raise ValueError(f"{what}: {name!r} is gated; accept its terms on the hub and log in (hf auth login)") from None
     except RepositoryNotFoundError:
-        raise ValueError(f"model: {name!r} is neither a folder nor a model on the Hugging Face hub") from None
+        raise ValueError(f"{what}: {name!r} is neither a folder nor a model on the Hugging Face hub") from None
     except OSError as error:
+        files = " or a .gguf file" if what == "model" else ""
         raise ValueError(
-            f"model: {name!r} is not here and the Hugging Face hub cannot be reached; give a folder or a .gguf file, "
-            f"or {EMBEDDED} ({_first_line(error)})"
+            f"{what}: {name!r} is not here and the Hugging Face hub cannot be reached; give a folder{files}"
+            f"{f', or {others}' if others else ''} ({_first_line(error)})"
         ) from error
 
 

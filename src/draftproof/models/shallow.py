@@ -45,7 +45,7 @@ def layer_list(model: PreTrainedModel) -> nn.ModuleList:
             f"model: {type(model).__name__} (model type {config.model_type}) has {len(found)} lists of "
             f"{config.num_hidden_layers} layers that attend; features are read from one"
         )
-    return model.get_submodule(found[0])  # ty: ignore[invalid-return-type]
+    return model.get_submodule(found[0])  # ty: ignore[invalid-explicit-return]
 
 
 def _refusal(model: PreTrainedModel, why: str) -> ValueError:

@@ -11,7 +11,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ from ..jsonl import object_of
 from ..models.features import read_features
 from .batches import States, Text
 from .target_head import TargetHead
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None
 
 _FILES = "features.bin", "last.bin", "laws.bin"
 _AT_ONCE = 2048  # tokens that the target reads in one go
@@ -34,9 +40,24 @@ class FeatureStore:
         self.folder, self.widths = folder, widths
         self._sizes = 2 * widths[0], 2 * widths[1], 8  # bytes a token
         folder.mkdir(parents=True, exist_ok=True)
+        self._read()
+
+    @contextmanager
+    def writing(self) -> Generator[None]:
+        """Alone, and with what others wrote before. ValueError: another process is writing."""
+        with (self.folder / "lock").open("w") as file:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(f"features: {self.folder} is being written by another process; wait for it") from None
+            self._read()
+            yield
+
+    def _read(self) -> None:
         self._places: dict[str, tuple[int, int]] = {}
         self.tokens = 0
-        index = folder / "index.jsonl"
+        index = self.folder / "index.jsonl"
         lines = index.read_text(encoding="utf-8").split("\n") if index.exists() else []
         for line in lines[:-1]:  # the last has no end: it was being written
             entry = object_of(line)
@@ -116,7 +137,7 @@ class _Appended:
 
 def folder_of(data: Path, fingerprint: dict[str, str], layers: Sequence[int]) -> Path:
     """Where the states of one target are kept: beside the data, and apart from those of any other target or layers."""
-    what = json.dumps([sorted(fingerprint.items()), list(layers)])
+    what = json.dumps([fingerprint["weights"], fingerprint["config"], list(layers)])
     return data / f"features-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
 
 
@@ -135,6 +156,20 @@ def fill(
 
     tell: what it will need, once it is known. show: tokens done, and tokens in all.
     """
+    with store.writing():
+        return _fill(store, texts, target, head, layers, tell, show, stopped)
+
+
+def _fill(
+    store: FeatureStore,
+    texts: Sequence[Text],
+    target: Any,
+    head: TargetHead,
+    layers: Sequence[int],
+    tell: Callable[[str], None],
+    show: Callable[[int, int], None],
+    stopped: Callable[[], bool],
+) -> bool:
     missing = list({_key(text): text for text in texts if text not in store}.values())
     total = sum(len(text.tokens) for text in missing)
     if not missing:

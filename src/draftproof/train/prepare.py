@@ -92,8 +92,8 @@ def objective_of(
     """A new head for the target, and what it is to minimise. Nothing of the target stays but what these need."""
     model, known = loaded.target.model, torch.from_numpy(ids)
     head = random_head(config_for(model, len(ids), settings.intermediate_size), known, settings.seed)
-    if settings.init == "target":
-        taken = take_from_target(head, model, target_head)
+    if settings.init != "random":
+        taken = take_from_target(head, model, target_head, layer=settings.init == "layer")
         tell(f"from the target: {', '.join(taken)}")
     trained = parameters_of(head, freeze_head=settings.freeze_head)
     count = sum(each.numel() for each in trained)
@@ -141,19 +141,24 @@ def try_a_step(
 def identity_of(fingerprint: Mapping[str, str], sides: Sides, ids: Int[np.ndarray, " d"]) -> dict[str, str]:
     """What a run is for and on: a run is gone on with only if it is the same."""
     return {
-        "target": " ".join(f"{name} {digest}" for name, digest in sorted(fingerprint.items())),
+        "target": " ".join(fingerprint.get(name, "") for name in ("weights", "config")),
         "data": sides.digest(),
         "draft vocabulary": hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest(),
     }
 
 
 def require_made_by(fingerprint: Mapping[str, str], manifest: Mapping[str, Any], tell: Tell) -> None:
-    """ValueError: the data is in another tokenizer's ids. That other weights said it is told."""
+    """ValueError: another model with another tokenizer made the data. That another with the same one did is told.
+
+    With the target's own weights the ids are the target's own, whatever is said of its tokenizer.
+    """
     then = manifest.get("fingerprint") or {}
     differ = [name for name in fingerprint if then.get(name) not in (None, fingerprint[name])]
+    if not {"weights", "config"} & set(differ):
+        return
     if "tokenizer" in differ:
         raise ValueError(
-            f"target: it has another tokenizer than {manifest.get('target')!r}, which the data was made with; give that"
+            f"target: it has another tokenizer than {manifest.get('target')!r}, which made the data; give that, or "
+            "make data with this one"
         )
-    if differ:
-        tell(f"the data was made by other {' and '.join(differ)} than the target's: it is no text of the target's own")
+    tell(f"the data was made by other {' and '.join(differ)} than the target's: it is no text of the target's own")

@@ -8,6 +8,8 @@ from typing import Any
 
 from .losses import parts_of, position_decay
 
+INITS = ("target", "layer", "random")
+"""Where weights come from: the target's output layer; its last layer too; nowhere."""
 _FREE = ("max_minutes", "save_every")  # of these no loss depends
 
 
@@ -51,8 +53,8 @@ class Settings:
                 raise ValueError(f"{name}: {value} is not allowed; it must be at least 1")
         if self.ttt_steps > _MOST_STEPS:
             raise ValueError(f"ttt_steps: {self.ttt_steps} is not allowed; it must be in 1 .. {_MOST_STEPS}")
-        if self.init not in ("target", "random"):
-            raise ValueError(f"init: {self.init!r} is not allowed; it must be target or random")
+        if self.init not in INITS:
+            raise ValueError(f"init: {self.init!r} is not allowed; it must be one of {', '.join(INITS)}")
         for name in ("lr", "clip"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}: {getattr(self, name)} is not allowed; it must be above 0")

@@ -15,6 +15,7 @@ from ..models.shallow import layer_list
 from .target_head import TargetHead
 
 _SPREAD = 0.02  # of random weights, as in Llama
+_QUIET = 0.15  # of the target's norm, and so of its logits
 
 
 def config_for(model: PreTrainedModel, draft_vocab_size: int, intermediate_size: int | None = None) -> EagleConfig:
@@ -55,35 +56,35 @@ def random_head(config: EagleConfig, token_ids: Int[torch.Tensor, " d"], seed: i
 
 
 @torch.no_grad()
-def take_from_target(head: EagleHead, model: PreTrainedModel, target_head: TargetHead) -> list[str]:
-    """Start where the target is: output rows and norm its own, the layer its last one, which reads the fused states as
-    that reads its own; fused states are the highest ones at first. Returns what was taken; what fits nowhere stays."""
+def take_from_target(head: EagleHead, model: PreTrainedModel, target_head: TargetHead, *, layer: bool) -> list[str]:
+    """Start near the target: output rows and norm its own, and of the fused states the highest ones. Its norm is made
+    smaller, so that the law is nearly flat at first: what a layer that has learnt nothing says with the target's own
+    certainty costs more than knowing the target's words saves.
+
+    layer: take its last layer too, for the half that reads hidden states. Returns what was taken; what has another
+    shape stays as it was.
+    """
     taken: list[str] = []
 
-    def take(name: str, into: torch.Tensor, weight: Any) -> None:
+    def take(name: str, into: torch.Tensor, weight: Any, scale: float = 1.0) -> None:
         if isinstance(weight, torch.Tensor) and weight.shape == into.shape:
-            into.copy_(weight)
+            into.copy_(weight * scale)
             taken.append(name)
 
     size = head.config.hidden_size
-    own: Any = head.layers[0]
     take("lm_head", head.lm_head.weight, target_head.only(head.token_ids).weight * target_head.scale)
-    take("norm", head.norm.weight, _found(model.base_model, "norm.weight"))
-    last = layer_list(model)[-1]
-    for name in ("q_proj", "k_proj", "v_proj"):
-        matrix = getattr(own.self_attn, name).weight
-        take(name, matrix[:, size:], _found(last, f"self_attn.{name}.weight"))
-    take("o_proj", own.self_attn.o_proj.weight, _found(last, "self_attn.o_proj.weight"))
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        take(name, getattr(own.mlp, name).weight, _found(last, f"mlp.{name}.weight"))
-    take("hidden_norm", own.hidden_norm.weight, _found(last, "input_layernorm.weight"))
-    take(
-        "post_attention_layernorm",
-        own.post_attention_layernorm.weight,
-        _found(last, "post_attention_layernorm.weight"),
-    )
+    take("norm", head.norm.weight, _found(model.base_model, "norm.weight"), _QUIET)
     head.fc.weight[:, (FEATURES - 1) * size :] += torch.eye(size)
-    return [*taken, "fc"]
+    taken.append("fc")
+    if layer:
+        own: Any = head.layers[0]
+        last = layer_list(model)[-1]
+        for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
+            take(name, own.get_submodule(name).weight[:, size:], _found(last, f"{name}.weight"))
+        for name in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm"):
+            take(name, own.get_submodule(name).weight, _found(last, f"{name}.weight"))
+        take("hidden_norm", own.hidden_norm.weight, _found(last, "input_layernorm.weight"))
+    return taken
 
 
 def parameters_of(head: EagleHead, *, freeze_head: bool) -> list[nn.Parameter]:

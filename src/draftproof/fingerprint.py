@@ -28,11 +28,16 @@ _NO_MATTER = (  # of a config.json: what changes no logit
 
 
 def fingerprint_of(folder: Path, tokenizer: Any) -> dict[str, str]:
-    """{"weights": sha256, "config": sha256, "tokenizer": sha256} of a model folder and its loaded tokenizer."""
+    """sha256 of the weights, config, tokenizer and chat template of a model folder and its loaded tokenizer."""
+    return {"weights": weights_fingerprint(folder)} | quick_fingerprint(folder, tokenizer)
+
+
+def quick_fingerprint(folder: Path, tokenizer: Any) -> dict[str, str]:
+    """The same but for the weights, which take a second a gigabyte."""
     return {
-        "weights": weights_fingerprint(folder),
         "config": config_fingerprint(folder),
         "tokenizer": tokenizer_fingerprint(tokenizer),
+        "template": hashlib.sha256(_line(tokenizer.chat_template)).hexdigest(),
     }
 
 
@@ -64,11 +69,10 @@ def config_fingerprint(folder: Path) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """sha256 over a transformers tokenizer's vocabulary, special tokens and chat template."""
+    """sha256 over a transformers tokenizer's vocabulary and special tokens."""
     found = hashlib.sha256(_line(sorted(tokenizer.get_vocab().items())))
     special: Mapping[str, Any] = tokenizer.special_tokens_map
     found.update(_line({name: str(special[name]) for name in special}))
-    found.update(_line(tokenizer.chat_template))
     return found.hexdigest()
 
 
