@@ -83,11 +83,11 @@ def same(found: np.ndarray, runner: EagleRunner, expected: np.ndarray) -> None:
 
 
 def test_a_text_in_pieces_and_then_a_tree_at_once(runner):
-    session, own = started(runner, 12)
+    _, own = started(runner, 12)
     assert runner.hear(own) == 12
     [scores] = runner.forward([Feed(own, TEXT[1:9], want=(3, 7))])
     same(scores.logits[0], runner, by_definition(runner, TEXT[:5]))
-    runner.commit(own)
+    runner.commit([own], [()])
     assert runner.cached(own) == 8
     nodes = tuple((7 * i + 3) % 257 for i in range(len(TREE)))
     [scores] = runner.forward([Feed(own, (*TEXT[9:13], *nodes), TREE)])
@@ -95,7 +95,7 @@ def test_a_text_in_pieces_and_then_a_tree_at_once(runner):
     for node in range(len(TREE)):
         path = [nodes[each] for each in path_to(TREE, node)]
         same(scores.logits[1 + node], runner, by_definition(runner, TEXT[:13], path))
-    runner.commit(own)
+    runner.commit([own], [()])
     assert runner.cached(own) == 12
     assert runner.check(own, TEXT[:13]) is None
 
@@ -126,12 +126,12 @@ def test_after_a_draft_the_targets_states_take_the_place_of_guesses(runner):
     session, own = started(runner, 6)
     runner.hear(own)
     runner.forward([Feed(own, (*TEXT[1:7], *TEXT[7:9]), (ROOT, 0))])
-    runner.commit(own)
+    runner.commit([own], [()])
     advance(runner, session, TEXT[6:9])
     assert runner.hear(own) == 9
     [scores] = runner.forward([Feed(own, TEXT[7:10])])
     same(scores.logits[0], runner, by_definition(runner, TEXT[:10]))
-    runner.commit(own)
+    runner.commit([own], [()])
     assert runner.check(own, TEXT[:10]) is None
 
 
@@ -139,7 +139,7 @@ def test_a_copy_begins_another_text(runner):
     session, own = started(runner, 12)
     runner.hear(own)
     runner.forward([Feed(own, TEXT[1:11], want=())])
-    runner.commit(own)
+    runner.commit([own], [()])
     kept = runner.keep(own)
     runner.close(own)
     other = runner._target.open(80)
@@ -153,7 +153,7 @@ def test_a_copy_begins_another_text(runner):
     assert runner.cached(mine) == 7
     [scores] = runner.forward([Feed(mine, text[8:])])
     same(scores.logits[0], runner, by_definition(runner, text))
-    runner.commit(mine)
+    runner.commit([mine], [()])
     assert runner.check(mine, text) is None
 
 
@@ -168,7 +168,7 @@ def test_without_a_copy_it_begins_where_it_can_hear(runner):
     assert runner.hear(mine) == 12
     [scores] = runner.forward([Feed(mine, TEXT[9:13])])
     assert np.isfinite(scores.logits[0, runner._ids]).all()
-    runner.commit(mine)
+    runner.commit([mine], [()])
     assert runner.check(mine, TEXT[:13]) is None
 
 
@@ -192,7 +192,7 @@ def test_check_finds_what_is_wrong(runner, what):
     _, own = started(runner, 12)
     runner.hear(own)
     runner.forward([Feed(own, TEXT[1:13])])
-    runner.commit(own)
+    runner.commit([own], [()])
     assert runner.check(own, TEXT[:13]) is None
     with torch.inference_mode():
         getattr(own, what)[..., 5, :] = getattr(own, what)[..., 4, :]

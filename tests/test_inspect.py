@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from draftproof.cli.app import run
-from draftproof.models.eagle_files import save_head
 from draftproof.fingerprint import fingerprint_of
+from draftproof.models.eagle_files import save_head
 from tests.heads import ABOUT, make_head, make_target
 
 

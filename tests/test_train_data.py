@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import save_file
 
 import draftproof.llm
+from draftproof import fingerprint
 from draftproof.cli import train as command
 from draftproof.cli.app import run
 from draftproof.llm import LLM
 from draftproof.sampling import SamplingParams
-from draftproof import fingerprint
 from draftproof.train import corpus
 from draftproof.train.corpus import (
     Example,

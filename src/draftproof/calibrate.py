@@ -51,7 +51,7 @@ def calibrated(
     if known is None:
         notify("Measuring what rounds cost here, once")
         rounds = {rows: _seconds(target.target, rows) for rows in _ROWS if 2 * rows <= target.target.max_context}
-        levels = {origin: _level(model) for origin, model in models.items()}
+        levels = {origin: _seconds(model, 1) for origin, model in models.items()}
         branch = 0.0
         if max(rounds) > len(_BUSHY):
             branch = max(_seconds(target.target, 9, _BUSHY) - _seconds(target.target, 9), 0.0) / 3
@@ -79,28 +79,8 @@ def _seconds(model: Target, rows: int, parents: tuple[int, ...] | None = None) -
         model.close(session)
 
 
-def _level(model: Any) -> float:
-    """Of a draft, one node wide."""
-    if not isinstance(model, EagleRunner):
-        return _seconds(model, 1)
-    session = model.rehearse(_CONTEXT)
-    model.forward([Feed(session, (0,) * (_CONTEXT - 1), want=())])
-    model.commit(session)
-    first, second = Feed(session, (0,)), Feed(session, (0, 0), (-1,), (1,), known=1)
-    return min(_lap(lambda: [model.forward([feed]) for feed in (first, second)]) for _ in range(_REPEATS)) / 2
-
-
-def _lap(act: Callable[[], Any]) -> float:
-    began = perf_counter()
-    act()
-    return perf_counter() - began
-
-
-def _reading(model: Any) -> float:
+def _reading(model: Target) -> float:
     """Of a token, where many are read and none is asked about."""
-    if isinstance(model, EagleRunner):
-        feed = Feed(model.rehearse(_CONTEXT), (0,) * _CONTEXT, want=())
-        return min(_lap(lambda: model.forward([feed])) for _ in range(_REPEATS)) / _CONTEXT
     length = min(_CONTEXT, model.max_context - 1)
     session = model.open(length)
     try:

@@ -136,10 +136,11 @@ class HeadTable:
         session.feed = feed
         return Scores(np.array([self._q(texts[row]) for row in feed.wanted]))
 
-    def commit(self, session: HeadSession) -> None:
-        if session.feed is not None:
-            session.entries += session.feed.tokens[: session.feed.committed]
-        session.feed = None
+    def commit(self, sessions: Sequence[HeadSession], paths: Sequence[Sequence[int]]) -> None:
+        for session in sessions:
+            if session.feed is not None:
+                session.entries += session.feed.tokens[: session.feed.committed]
+            session.feed = None
 
     def truncate(self, session: HeadSession, length: int) -> None:
         del session.entries[length:]

@@ -18,7 +18,12 @@ _Option = typer.Option
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with config.json and model.safetensors.")],
+    head: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR", help="A folder with config.json and model.safetensors, or a head's shipped name."
+        ),
+    ],
     target: Annotated[
         str | None,
         _Option(metavar="MODEL", help="Compare with this model. Default: the one it was trained for, if it is here."),
@@ -36,7 +41,11 @@ def inspect(
     Example: **draftproof inspect heads/smollm2 --target smollm2-135m --json**
     """
     from ..models.eagle_files import config_of, read_head
+    from ..models.shelf import SHELF, shelved
 
+    folder = Path(head).expanduser()
+    if not folder.exists() and head in shelved():
+        folder = SHELF / head
     config = config_of(folder)
     if _is_model(config):
         found = {"folder": str(folder), "kind": "model", "model_type": config["model_type"]}

@@ -13,6 +13,9 @@ from ..base import Chance, Context, Draft, Feed, Kind, Scores, Session
 from ..plan import Plan
 from .grow import Growing, grow, without_request
 
+_BEHIND = 256
+"""Tokens after which a head listens though nobody asks it to draft: what is said to it meanwhile takes memory."""
+
 
 @runtime_checkable
 class Following(Protocol):
@@ -35,8 +38,8 @@ class Following(Protocol):
         """A committed row is a token that ends an entry; nodes go on from there."""
         ...
 
-    def commit(self, session: Session) -> None:
-        """Keep the committed rows of the last feed, and forget its nodes."""
+    def commit(self, sessions: Sequence[Session], paths: Sequence[Sequence[int]]) -> None:
+        """Keep the committed rows of the last feed, and forget its nodes: every path is ()."""
         ...
 
     def truncate(self, session: Session, length: int) -> None: ...
@@ -57,6 +60,7 @@ class _Guide:
     context: Context
     own: Session
     tokens: list[int] = field(default_factory=list)  # committed
+    heard: int = 0  # how many of them the head had heard of when it last listened
 
 
 class EagleDrafter:
@@ -76,6 +80,8 @@ class EagleDrafter:
     def commit(self, sessions: Sequence[_Guide], tokens: Sequence[Sequence[int]]) -> None:
         for session, new in zip(sessions, tokens, strict=True):
             session.tokens += new
+            if len(session.tokens) - session.heard > _BEHIND:
+                session.heard = self._head.hear(session.own)
 
     def unread(self, session: _Guide) -> dict[str, int]:
         return {self._name: max(len(session.tokens) - 1 - self._head.cached(session.own), 0)}
@@ -84,15 +90,15 @@ class EagleDrafter:
         """All sessions together: one forward a level."""
         growing = [self._begin(*each) for each in zip(sessions, plans, chances, strict=True)]
         grow(self._head, growing)
-        for guide, each in zip(sessions, growing, strict=True):  # after an error nothing that was read is kept
-            if each.feed is not None:
-                self._head.commit(guide.own)
+        fed = [guide.own for guide, each in zip(sessions, growing, strict=True) if each.feed is not None]
+        self._head.commit(fed, [()] * len(fed))  # not after an error: then nothing that was read is kept
         return [each.draft() for each in growing]
 
     def _begin(self, guide: _Guide, plan: Plan, chance: Chance) -> Growing:
         ready, last = False, len(guide.tokens) - 1
         if plan.depth > 0 and last > 0:
-            ready = self._head.hear(guide.own) == last
+            guide.heard = self._head.hear(guide.own)
+            ready = guide.heard == last
             if self._head.cached(guide.own) >= last:  # nothing was committed since it drafted last
                 self._head.truncate(guide.own, last - 1)
         pending = tuple(guide.tokens[self._head.cached(guide.own) + 1 :])

@@ -113,10 +113,10 @@ class EagleRunner:
         return EagleSession(heard, fused, keys, keys, start)
 
     @torch.inference_mode()
-    def rehearse(self, tokens: int) -> EagleSession:
-        """A session that follows nobody and knows so many tokens, to measure with."""
+    def open(self, capacity: int) -> EagleSession:
+        """One that follows nobody, and takes every state for 0: to measure with, as any model."""
         session = self._session(None, 0)
-        session.add(self._embeds.new_zeros(tokens, self._embeds.shape[1]))
+        session.add(self._embeds.new_zeros(capacity, self._embeds.shape[1]))
         return session
 
     @property
@@ -144,11 +144,14 @@ class EagleRunner:
         session.length = min(session.length, max(length - session.start, 0))
         session.feed = session.hidden = None
 
-    def commit(self, session: EagleSession) -> None:
-        """Keep the committed rows of the last feed, and forget its nodes."""
-        if session.feed is not None:
-            session.length += session.feed.committed
-        session.feed = session.hidden = None
+    def commit(self, sessions: Sequence[EagleSession], paths: Sequence[Sequence[int]]) -> None:
+        """Keep the committed rows of the last feed. Its nodes are forgotten, so every path must be ()."""
+        for session, path in zip(sessions, paths, strict=True):
+            if path:
+                raise ValueError(f"commit: a head keeps no nodes; path is {tuple(path)}, it must be ()")
+            if session.feed is not None:
+                session.length += session.feed.committed
+            session.feed = session.hidden = None
 
     def kv_cost(self, tokens: int) -> int:
         own = self.head.layers[0].self_attn
