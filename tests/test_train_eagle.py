@@ -26,7 +26,7 @@ from draftproof.train.evaluate import evaluate, evaluating
 from draftproof.train.features import FeatureStore, fill
 from draftproof.train.fit import Material, Outcome, Watch, fit
 from draftproof.train.objective import Objective
-from draftproof.train.prepare import identity_of, objective_of, require_made_by, sides_of, vocabulary_of
+from draftproof.train.prepare import identity_of, objective_of, require_made_by, sides_of, texts_of, vocabulary_of
 from draftproof.train.settings import Settings
 from draftproof.train.target_head import TargetHead, require_same_logits, target_head_of
 from draftproof.train.vocabulary import choose_vocabulary, coverage, label_counts
@@ -36,6 +36,10 @@ from tests.folders import byte_tokenizer
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 VOCAB, SIZE, HEARD = 257, 32, (2, 4, 5)
+TALK = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 SETTINGS = Settings(
     draft_vocab_size=64,
     ttt_steps=3,
@@ -67,7 +71,9 @@ def folder(tmp_path_factory) -> Path:
         eos_token_id=256,
     )
     LlamaForCausalLM(config).save_pretrained(path)
-    byte_tokenizer().save_pretrained(path)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TALK
+    tokenizer.save_pretrained(path)
     return path
 
 
@@ -101,7 +107,7 @@ def data(folder, loaded, tmp_path_factory) -> Path:
 def store(loaded, data, tmp_path_factory) -> FeatureStore:
     store = FeatureStore(tmp_path_factory.mktemp("store"), (3 * SIZE, SIZE))
     head = target_head_of(loaded.target)
-    texts = sides_of(read_data(data).examples, VOCAB, SETTINGS, said).all
+    texts = sides_of(texts_of(read_data(data).examples), VOCAB, SETTINGS, said).all
     assert fill(store, texts, loaded.target, head, HEARD, tell=said, show=shown, stopped=never)
     return store
 
@@ -119,7 +125,7 @@ def never() -> bool:
 
 
 def prepared(loaded: Any, data: Path, store: FeatureStore, settings: Settings) -> tuple[Objective, Material]:
-    sides = sides_of(read_data(data).examples, VOCAB, settings, said)
+    sides = sides_of(texts_of(read_data(data).examples), VOCAB, settings, said)
     ids = vocabulary_of(sides, VOCAB, settings, [256], said)
     objective = objective_of(loaded, target_head_of(loaded.target), ids, settings, said)
     return objective, Material(sides.training, sides.held_out, store.of, identity_of({"weights": "w"}, sides, ids))
@@ -268,7 +274,7 @@ def test_a_loss_that_is_no_number_stops_it_and_names_the_examples(at, error, tra
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_measuring_leaves_the_mode_as_it_was_whatever_happens(training, loaded, data, store):
+def test_t50_measuring_leaves_the_mode_as_it_was_whatever_happens(training, loaded, data, store):
     objective, _ = prepared(loaded, data, store, SETTINGS)
     objective.train(training)
     seen: list[bool] = []
@@ -310,7 +316,7 @@ def test_a_head_that_is_the_target_s_law_is_worth_all_its_steps(loaded, data, st
 
 def test_states_are_those_of_a_plain_forward(loaded, folder, store, data):
     stock = LlamaForCausalLM.from_pretrained(folder).eval()
-    [text, *_] = sides_of(read_data(data).examples, VOCAB, SETTINGS, said).training
+    [text, *_] = sides_of(texts_of(read_data(data).examples), VOCAB, SETTINGS, said).training
     with torch.no_grad():
         wanted = stock(torch.tensor([text.tokens]), output_hidden_states=True)
     found = store.of(text)
@@ -323,7 +329,7 @@ def test_states_are_those_of_a_plain_forward(loaded, folder, store, data):
 
 def test_a_store_that_was_stopped_goes_on(loaded, data, store, tmp_path, monkeypatch):
     monkeypatch.setattr("draftproof.train.features._AT_ONCE", 60)
-    texts = sides_of(read_data(data).examples, VOCAB, SETTINGS, said).all
+    texts = sides_of(texts_of(read_data(data).examples), VOCAB, SETTINGS, said).all
     head, target, layers = target_head_of(loaded.target), loaded.target, HEARD
     first = FeatureStore(tmp_path, (3 * SIZE, SIZE))
     groups: list[int] = []
@@ -456,7 +462,7 @@ def test_the_command_writes_a_head_that_can_be_loaded(command, tmp_path, loaded,
         "M parameters",
         "tokens/s",
         "held out overlap",
-        "--draft eagle:",
+        "--draft eagle3:",
     ):
         assert what in told
     head, about = load_head(tmp_path / "head" / "head", loaded, check="strict")
@@ -465,6 +471,17 @@ def test_the_command_writes_a_head_that_can_be_loaded(command, tmp_path, loaded,
     assert head.config.feature_layers == HEARD
     assert run([*command, "--lr", "2e-3"]) == 2
     assert "out: the run there has other settings (lr was 0.001 and is 0.002)" in capsys.readouterr().err
+
+
+def test_conversations_of_others_are_trained_on_too(command, tmp_path, capsys):
+    """A file of messages; what the assistant says are the labels, here "five!" and the like."""
+    file = tmp_path / "talks.jsonl"
+    talks = [[{"role": "user", "content": "ab" * i}, {"role": "assistant", "content": "five!" * i}] for i in (1, 2, 3)]
+    file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    assert run([*command, "--data", str(file)]) == 0
+    assert "talks.jsonl: 3 examples" in capsys.readouterr().err
+    assert (tmp_path / "head" / "head" / "config.json").exists()
+    assert len(list(tmp_path.glob("talks.jsonl.features-*"))) == 1
 
 
 def test_a_signal_gives_its_status(command, monkeypatch):

@@ -31,7 +31,7 @@ _SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def eagle(
-    data: Annotated[Path, _Option(help="A folder that **train data** made.")],
+    data: Annotated[Path, _Option(help="A folder that **train data** made, or a file of conversations (messages).")],
     out: Annotated[Path, _Option(help="Folder for the head, its checkpoint and its log; gone on with if it is there.")],
     target: Model = "smollm2-135m",
     draft_vocab_size: Annotated[str, _Option(help="Ids that the head knows, the most frequent, or full.")] = "8192",
@@ -127,7 +127,7 @@ def _train(
     from ..fingerprint import fingerprint_of
     from ..models.eagle_config import About
     from ..models.load import load
-    from ..train.corpus import read_data
+    from ..train.corpus import conversations_of, read_data
     from ..train.features import FeatureStore, fill, folder_of
     from ..train.fit import Material, Watch, fit
     from ..train.prepare import (
@@ -135,6 +135,8 @@ def _train(
         objective_of,
         require_made_by,
         sides_of,
+        talks_of,
+        texts_of,
         try_a_step,
         vocabulary_of,
     )
@@ -148,18 +150,23 @@ def _train(
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],  # while one process lets the target read
     )
     tell = note if accelerator.is_main_process else _silent
-    found = read_data(data, incomplete=True)
-    tell(f"{data}: {len(found.examples)} examples" + ("" if found.manifest["complete"] else "; more are being made"))
+    found = None if data.is_file() else read_data(data, incomplete=True)  # before the model: it is quick
     loaded = load(name, dtype=dtype, device=str(accelerator.device), exact="law", notify=tell)
     fingerprint = fingerprint_of(loaded.path, loaded.tokenizer)
-    require_made_by(fingerprint, found.manifest, tell)
+    if found is None:
+        texts = talks_of(conversations_of(data, loaded.tokenizer))
+    else:
+        require_made_by(fingerprint, found.manifest, tell)
+        texts = texts_of(found.examples)
+    more = found is not None and not found.manifest["complete"]
+    tell(f"{data}: {len(texts)} examples{'; more are being made' if more else ''}")
     target_head = target_head_of(loaded.target)
 
     def stopped() -> bool:
         return any(each.came for each in caught.values())
 
     wide = loaded.target.vocab_size
-    sides = sides_of(found.examples, wide, settings, tell)
+    sides = sides_of(texts, wide, settings, tell)
     ids = vocabulary_of(sides, wide, settings, special_ids(loaded.generation, loaded.tokenizer, wide), tell)
     objective = objective_of(loaded, target_head, ids, settings, tell)
     config = objective.head.config

@@ -138,7 +138,8 @@ class _Appended:
 def folder_of(data: Path, fingerprint: dict[str, str], layers: Sequence[int]) -> Path:
     """Where the states of one target are kept: beside the data, and apart from those of any other target or layers."""
     what = json.dumps([fingerprint["weights"], fingerprint["config"], list(layers)])
-    return data / f"features-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+    name = f"features-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+    return data.with_name(f"{data.name}.{name}") if data.is_file() else data / name
 
 
 def fill(

@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from ..models.load import Loaded
 from .batches import Text, batch_of, split
-from .corpus import Example, mask_of
+from .corpus import Example, Labelled, mask_of
 from .fit import Material, schedule
 from .losses import loss_of, position_decay
 from .objective import Objective
@@ -46,20 +46,33 @@ class Sides:
         return found.hexdigest()
 
 
-def sides_of(examples: Sequence[Example], vocab_size: int, settings: Settings, tell: Tell) -> Sides:
+def texts_of(examples: Sequence[Example]) -> list[Text]:
+    """Of what `train data` made."""
+    groups = [f"prompt {each.prompt}" if each.prompt else f"text {each.tokens}" for each in examples]
+    return [
+        Text(str(each.id), group, each.prompt + each.tokens, mask_of(each))
+        for each, group in zip(examples, groups, strict=True)
+    ]
+
+
+def talks_of(conversations: Sequence[Labelled]) -> list[Text]:
+    """Of conversations, those that begin alike in one group."""
+    texts = []
+    for at, (tokens, labels) in enumerate(conversations):
+        texts.append(Text(str(at), f"prompt {tokens[: labels.index(True)]}", tokens, labels))
+    return texts
+
+
+def sides_of(given: Sequence[Text], vocab_size: int, settings: Settings, tell: Tell) -> Sides:
     """ValueError: an id is none of the target's, or too few texts have something to predict."""
-    chosen = examples[: settings.limit]
     texts, long = [], 0
-    for example in chosen:
-        tokens = example.prompt + example.tokens
-        if max(tokens) >= vocab_size:
+    for text in given[: settings.limit]:
+        if max(text.tokens) >= vocab_size:
             raise ValueError(
-                f"data: example {example.id} has token {max(tokens)}, the target knows {vocab_size}; it must be data "
+                f"data: example {text.id} has token {max(text.tokens)}, the target knows {vocab_size}; it must be data "
                 "that this target made"
             )
-        group = f"prompt {example.prompt}" if example.prompt else f"text {example.tokens}"
-        text = Text(str(example.id), group, tokens, mask_of(example))
-        long += len(tokens) > settings.max_length
+        long += len(text.tokens) > settings.max_length
         texts.append(text.cut(settings.max_length))
     kept = [text for text in texts if text.counts]
     training, held_out = split(kept, settings.held_out)
