@@ -48,14 +48,20 @@ class KVCache:
         return -(-slots // self._step) * self._step
 
     def write(
-        self, layer: int, start: int, key: Float[torch.Tensor, "h n d"], value: Float[torch.Tensor, "h n e"]
+        self,
+        layer: int,
+        start: int,
+        key: Float[torch.Tensor, "h n d"],
+        value: Float[torch.Tensor, "h n e"],
+        upto: int = 0,
     ) -> Pair:
-        """Write rows at slot `start` and return all slots up to the end of their step, keys and values."""
+        """Write rows at slot `start` and return all slots up to the end of their step, or of that of slot `upto` − 1,
+        keys and values."""
         end = start + key.shape[1]
-        keys, values = self._room(layer, end, key, value)
+        keys, values = self._room(layer, max(end, upto), key, value)
         keys[:, start:end] = key
         values[:, start:end] = value
-        seen = self._rounded(end)
+        seen = self._rounded(max(end, upto))
         return keys[:, :seen], values[:, :seen]
 
     def require_room(self, end: int) -> None:

@@ -31,9 +31,10 @@ from .bits import KV_STEP, RowPlan
 from .cache import KVCache
 from .features import Ear, Heard, Tape
 from .feeds import require_known
-from .layout import Bough, Layout, Neighbours, Span, boughs_of, neighbours_of, positions_of, spans_of, tiles_of
+from .layout import Bough, Layout, Span, boughs_of, positions_of, spans_of, tiles_of
 from .shallow import first_layers
 from .support import Call, NoCache, context_of, try_out
+from .together import Branches, Neighbours, branches_of, neighbours_of
 
 ATTENTION = "draftproof"
 
@@ -65,7 +66,7 @@ class Packing:
     """What our attention function must know of the forward under way. Travels through the model as a keyword."""
 
     alone: Sequence[Span]
-    neighbours: Sequence[Neighbours]
+    together: Sequence[Neighbours | Branches]
     boughs: Sequence[Bough]
     plan: RowPlan
 
@@ -95,16 +96,16 @@ def packed_attention(
         o = attend(_folded(query, span, groups), keys[None], values[None], mask, scaling, softcap, step)
         parts.append(o.view(heads, span.size, -1).transpose(0, 1)[: span.rows])
         places.append(at)
-    for bough in draftproof.boughs:  # its branches, one after the other, are through
-        bough.settle(module.layer_idx, key[0], value[0])
-    for some in draftproof.neighbours:
+    for some in draftproof.together:
         keys, values = some.write(module.layer_idx, key[0], value[0])
         mask = some.mask(query, groups, sliding_window)
         o = attend(_gathered(query, some, groups), keys, values, mask, scaling, softcap, step)
         o = o.view(len(some.members), heads, some.size, -1).transpose(1, 2).flatten(0, 1)
         parts.append(o.index_select(0, some.results))
         places.append(some.rows)
-    if len(parts) == 1 and not draftproof.neighbours and len(parts[0]) == rows:
+    for bough in draftproof.boughs:  # its branches are through
+        bough.settle(module.layer_idx, key[0], value[0])
+    if len(parts) == 1 and not draftproof.together and len(parts[0]) == rows:
         return parts[0][None], None
     out = parts[0].new_zeros(rows, *parts[0].shape[1:])
     for place, part in zip(places, parts, strict=True):
@@ -126,7 +127,7 @@ def _folded(query: torch.Tensor, span: Span, groups: int) -> torch.Tensor:
     return q.reshape(1, heads // groups, groups * span.size, width).contiguous()
 
 
-def _gathered(query: torch.Tensor, some: Neighbours, groups: int) -> torch.Tensor:
+def _gathered(query: torch.Tensor, some: Neighbours | Branches, groups: int) -> torch.Tensor:
     """The same for every member: [members, kv_heads, groups·size, d]. Spare rows repeat a member's last one."""
     heads, _, width = query.shape[1:]
     q = query[0].index_select(1, some.queries).view(heads // groups, groups, len(some.members), some.size, width)
@@ -257,7 +258,8 @@ class HFTarget:
     def _run(self, layouts: Sequence[Layout], tile: list[tuple[int, int, int]], found: list[_Found]) -> None:
         """One tile: its rows through the model, the wanted logits appended to `found`, a feed each."""
         padded = self.plan.padded(sum(last - first for _, first, last in tile))
-        neighbours, alone = neighbours_of(spans_of(layouts, tile, self.plan), self.plan)
+        branches, spans = branches_of(spans_of(layouts, tile, self.plan), self.plan)
+        neighbours, alone = neighbours_of(spans, self.plan)
         wanted, index, lo = [], [], 0
         for feed, first, last in tile:
             rows, run_as = layouts[feed].wanted(first, last)
@@ -273,7 +275,7 @@ class HFTarget:
             cache=NoCache(),
             use_cache=True,
             logits_to_keep=torch.tensor(keep, dtype=torch.long, device=device),
-            draftproof=Packing(alone, neighbours, boughs_of(layouts, tile), self.plan),
+            draftproof=Packing(alone, [*branches, *neighbours], boughs_of(layouts, tile), self.plan),
         ).logits[0]
         at, numbers = 0, logits.float().cpu().numpy()  # the one place where logits leave torch
         for feed, rows in wanted:

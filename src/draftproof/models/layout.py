@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 
 from ..base import ROOT, Feed
-from ..trees import ancestors, children, depths, is_chain
+from ..trees import ancestors, children, depths, is_chain, path_to
 from .bits import RowPlan
 from .cache import KVCache, Pair
 from .feeds import rows_wanted
@@ -60,6 +60,15 @@ class Layout:
 
     def _runs_as(self, row: int) -> int:
         return row if row < self.committed else self.committed + self._rank[row - self.committed]
+
+    def leading_to(self, row: int) -> list[int]:
+        """Of a tree in branches, the rows that the row which runs as number `row` goes on from: its path, as they run,
+        without the committed ones."""
+        order = {rank: node for node, rank in self._rank.items()}
+        if row < self.committed:
+            return []
+        path = path_to(self._parents, self._parents[order[row - self.committed]])
+        return [self.committed + self._rank[node] for node in path]
 
     def in_feed_order(self, states: torch.Tensor) -> torch.Tensor:
         """What the rows from `known` on gave, [n, ..], one after the other as they ran."""
@@ -204,110 +213,6 @@ def boughs_of(layouts: Sequence[Layout], rows: Sequence[tuple[int, int, int]]) -
             boughs.append(Bough(layouts[feed], first, lo, lo + last - first))
         lo += last - first
     return boughs
-
-
-_FEW = 32
-"""Query rows up to which a span may share a call: the kernel's own block."""
-
-_CALL = 12_000
-"""What a call costs, in query rows times slots that it could have looked at meanwhile."""
-
-
-class Neighbours:
-    """Short spans of requests whose caches are neighbours in the arena: written at once, and read by one call.
-
-    members: one a request, in order of their rows. Each looks at as many slots as the longest, under its own mask.
-    """
-
-    def __init__(self, members: Sequence[Span]) -> None:
-        self.members = members
-        cache = members[0].layout.cache
-        assert cache.arena is not None
-        assert cache.row is not None
-        self.arena, self.first = cache.arena, cache.row
-        self.size = max(span.size for span in members)
-        self.slots = max(span.slots for span in members)
-        # of a tile's rows: which are ours, and where their keys go; of the call's: which row of the tile each is
-        ours = [(span, row) for span in members for row in range(span.rows)]
-        self.rows = torch.tensor([span.lo + row for span, row in ours])
-        self._at_row = torch.tensor([span.layout.cache.row for span, _ in ours])
-        self._at_slot = torch.tensor([span.start + row for span, row in ours])
-        self.queries = torch.tensor([span.lo + min(row, span.rows - 1) for span in members for row in range(self.size)])
-        self.results = torch.tensor([i * self.size + row for i, span in enumerate(members) for row in range(span.rows)])
-        self._masks: dict[tuple, torch.Tensor] = {}
-        self._places: dict[tuple, torch.Tensor] = {}
-
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A tile's keys and values, [heads, rows, size] each -> what the members see, [members, heads, slots, size]."""
-        seen = []
-        for whole, given in zip(self.arena.layer(layer), (key, value), strict=True):
-            place = self._place(whole.shape)
-            whole.view(-1, whole.shape[-1]).index_copy_(0, place, given[:, self.rows].reshape(-1, whole.shape[-1]))
-            seen.append(whole[self.first : self.first + len(self.members), :, : self.slots])
-        return seen[0], seen[1]
-
-    def _place(self, shape: torch.Size) -> torch.Tensor:
-        """Where each head of each row goes, in a buffer [rows, heads, slots, size]."""
-        _, heads, slots, _ = shape
-        if (heads, slots) not in self._places:
-            head = torch.arange(heads)[:, None]
-            self._places[heads, slots] = ((self._at_row * heads + head) * slots + self._at_slot).reshape(-1)
-        return self._places[heads, slots]
-
-    def mask(self, like: torch.Tensor, groups: int, window: int | None) -> Float[torch.Tensor, "m 1 n s"]:
-        """As `Span.mask`, for every member."""
-        key = groups, window, like.dtype
-        if key not in self._masks:
-            own = torch.tensor([[span.start + row for row in range(self.size)] for span in self.members])[:, :, None]
-            slot = torch.arange(self.slots)
-            seen = slot <= own
-            if window is not None:
-                beyond = torch.tensor([[row >= span.rows for row in range(self.size)] for span in self.members])
-                seen &= (slot > own - window) | beyond[:, :, None]
-            added = torch.zeros(seen.shape, dtype=like.dtype).masked_fill_(~seen, float("-inf"))
-            self._masks[key] = added.repeat(1, groups, 1)[:, None]
-        return self._masks[key]
-
-
-def neighbours_of(spans: Sequence[Span], plan: RowPlan) -> tuple[list[Neighbours], list[Span]]:
-    """The calls that the spans of a tile take: those for several, and the spans that have one for themselves."""
-    last = {id(span.layout): span for span in spans}  # of a long piece; the others come before it, alone
-    able = [span for span in last.values() if span.rows <= _FEW and span.layout.is_chain]
-    able = [span for span in able if _is_in_arena(span)]
-    if not plan.together or len(able) < 2:
-        return [], list(spans)
-    able.sort(key=lambda span: (id(span.layout.cache.arena), span.layout.cache.row or 0))
-    shared = [run for run in _cheapest(able) if len(run) > 1]
-    alone = {id(span) for span in spans} - {id(span) for run in shared for span in run}
-    return [Neighbours(run) for run in shared], [span for span in spans if id(span) in alone]
-
-
-def _is_in_arena(span: Span) -> bool:
-    arena = span.layout.cache.arena
-    return arena is not None and span.layout.cache.row is not None and span.slots <= arena.slots
-
-
-def _cheapest(spans: Sequence[Span]) -> list[Sequence[Span]]:
-    """Cut into runs of neighbours, so that calls and slots that are looked at in vain cost least together."""
-    best: list[tuple[float, int]] = [(0, 0)]  # cost of the first i spans, and where their last run begins
-    for end in range(1, len(spans) + 1):
-        found, size, slots = (float("inf"), end), 0, 0
-        for first in range(end - 1, -1, -1):
-            if first < end - 1 and not _are_adjacent(spans[first].layout.cache, spans[first + 1].layout.cache):
-                break
-            size, slots = max(size, spans[first].size), max(slots, spans[first].slots)
-            found = min(found, (best[first][0] + _CALL + (end - first) * size * slots, first))
-        best.append(found)
-    runs, end = [], len(spans)
-    while end:
-        first = best[end][1]
-        runs.append(spans[first:end])
-        end = first
-    return runs[::-1]
-
-
-def _are_adjacent(cache: KVCache, other: KVCache) -> bool:
-    return cache.arena is other.arena and cache.row is not None and cache.row + 1 == other.row
 
 
 def tiles_of(pieces: Sequence[tuple[int, int]], most: int) -> list[list[tuple[int, int, int]]]:
