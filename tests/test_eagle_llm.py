@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from draftproof import LLM, SamplingParams
+from draftproof.drafters import EagleDrafter
 from draftproof.fingerprint import quick_fingerprint
 from draftproof.models import shelf
 from draftproof.models.eagle_files import save_head
+from draftproof.solo import Generation
 from draftproof.speculation import SpeculativeConfig
 from tests.heads import ABOUT, VOCAB, make_head, make_target
 
@@ -88,6 +90,78 @@ def test_what_a_kept_text_knew_is_drafted_from(llm, folders):
     assert drafting.engine.counts.reused > reused
 
 
+def spy_guides(monkeypatch) -> list:
+    """The guides that a head opens from now on."""
+    opened, before = [], EagleDrafter.open
+
+    def seen(self, context):
+        opened.append(before(self, context))
+        return opened[-1]
+
+    monkeypatch.setattr(EagleDrafter, "open", seen)
+    return opened
+
+
+def test_a_beginning_that_no_head_heard_is_read_again(llm, folders, monkeypatch):
+    """Plain decoding computed it; taken over, it would leave the head without its states for good."""
+    text = "a beginning that is long enough to be kept, and that plain decoding computed before any head was there"
+    llm.generate([text], SAMPLING[:1])
+    guides = spy_guides(monkeypatch)
+    drafting = llm.speculating(CONFIGS["a chain"] | {"model": str(folders[1])})
+    for _ in range(2):  # the second begins with what the first one's head heard
+        before = drafting.engine.counts.reused
+        drafting.generate([text], [replace(SAMPLING[0], max_tokens=4)])
+        assert (guides[-1].own.start, guides[-1].heard > len(text)) == (0, True)
+    assert drafting.engine.counts.reused > before
+
+
+def test_answers_of_a_form_begin_with_what_others_of_it_computed(llm, folders):
+    """Each has a drafter of its own, around the one head."""
+    drafting = llm.speculating({"method": "auto", "model": str(folders[1])})
+    formed = replace(SAMPLING[0], ignore_eos=False, structured_outputs={"regex": "[ab]{4,9}"})
+    before = drafting.engine.counts.reused
+    said = {drafting.generate(["one of many questions that begin alike"], [formed])[0].outputs[0].text for _ in "12"}
+    assert len(said) == 1
+    assert drafting.engine.counts.reused > before
+
+
+def test_reading_a_text_is_known_to_cost_a_head_something(llm, folders):
+    assert llm.speculating({"method": "eagle3", "model": str(folders[1])}).drafting.costs.reading("eagle", 10) > 0
+
+
+def test_a_token_that_the_head_does_not_know_is_drafted_without_hope(llm, folders):
+    """A processor leaves one token, of no probability under the head's law: how sure of it is it? Not NaN."""
+    unknown = next(i for i in range(VOCAB) if i not in make_head(known=VOCAB - 50).token_ids.tolist())
+
+    def only(ids, scores):
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([unknown]), 0.0)
+
+    watched = []
+    drafting = llm.speculating(CONFIGS["a tree"] | {"model": str(folders[1])})
+    params = replace(SAMPLING[0], logits_processors=[only])
+    watch = lambda draft, rows, verdict: watched.append(draft)  # noqa: E731
+    Generation(llm.loaded.target, drafting.reply("xy", params, watch=watch)).result()
+    sure = [each for draft in watched for each in draft.confidence]
+    assert sure
+    assert all(0 <= each <= 1 for each in sure)
+
+
+def test_a_head_that_overflows_ends_no_request(llm, plain, folders):
+    drafting = llm.speculating(CONFIGS["a chain"] | {"model": str(folders[1])})
+    weight = drafting.drafting.models["eagle"].head.lm_head.weight
+    kept = weight.detach().clone()
+    weight.data.fill_(torch.nan)
+    try:
+        assert texts(drafting) == plain
+    finally:
+        weight.data.copy_(kept)
+
+
+def test_heads_are_loaded_once(llm, folders):
+    one, other = (llm.speculating(CONFIGS[name] | {"model": str(folders[1])}) for name in ("a chain", "a tree"))
+    assert one.drafting.models["eagle"] is other.drafting.models["eagle"]
+
+
 def test_a_head_alone_is_enough_to_say_so(folders):
     assert SpeculativeConfig.of({"model": str(folders[1])}).method == "eagle3"
     assert SpeculativeConfig.of({"method": "auto", "model": str(folders[1])}).parts == ("suffix", "eagle3")
@@ -132,6 +206,12 @@ def test_auto_drafts_with_the_head_that_comes_for_the_target(llm, plain, shelved
 
 def test_it_can_be_named(llm, shelved):
     assert llm.speculating({"method": "eagle3", "model": "another"}).drafting.origins == ("eagle",)
+
+
+def test_under_a_rule_that_takes_no_such_drafts_auto_is_lookup_and_says_why(llm, shelved):
+    drafting = llm.speculating({"method": "auto", "verify": "greedy_multi", "tree": "4"}).drafting
+    assert drafting.config.parts == ("suffix",)
+    assert "does not draft: verify: 'greedy_multi' takes" in drafting.why[0]
 
 
 def test_where_none_comes_auto_is_lookup(llm):

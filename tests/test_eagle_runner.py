@@ -84,7 +84,7 @@ def same(found: np.ndarray, runner: EagleRunner, expected: np.ndarray) -> None:
 
 def test_a_text_in_pieces_and_then_a_tree_at_once(runner):
     _, own = started(runner, 12)
-    assert runner.hear(own) == 12
+    assert runner.hear([own]) == [12]
     [scores] = runner.forward([Feed(own, TEXT[1:9], want=(3, 7))])
     same(scores.logits[0], runner, by_definition(runner, TEXT[:5]))
     runner.commit([own], [()])
@@ -102,7 +102,7 @@ def test_a_text_in_pieces_and_then_a_tree_at_once(runner):
 
 def test_trees_of_two_requests_that_grow_level_by_level(runner):
     (_, one), (_, two) = started(runner, 9), started(runner, 4)
-    runner.hear(one), runner.hear(two)
+    runner.hear([one, two])
     tokens = {id(one): list(TEXT[1:10]), id(two): list(TEXT[1:5])}
     levels = ((ROOT, ROOT), (0, 1, 1), (3,))
     parents: tuple[int, ...] = ()
@@ -124,11 +124,11 @@ def test_trees_of_two_requests_that_grow_level_by_level(runner):
 
 def test_after_a_draft_the_targets_states_take_the_place_of_guesses(runner):
     session, own = started(runner, 6)
-    runner.hear(own)
+    runner.hear([own])
     runner.forward([Feed(own, (*TEXT[1:7], *TEXT[7:9]), (ROOT, 0))])
     runner.commit([own], [()])
     advance(runner, session, TEXT[6:9])
-    assert runner.hear(own) == 9
+    assert runner.hear([own]) == [9]
     [scores] = runner.forward([Feed(own, TEXT[7:10])])
     same(scores.logits[0], runner, by_definition(runner, TEXT[:10]))
     runner.commit([own], [()])
@@ -137,7 +137,7 @@ def test_after_a_draft_the_targets_states_take_the_place_of_guesses(runner):
 
 def test_a_copy_begins_another_text(runner):
     session, own = started(runner, 12)
-    runner.hear(own)
+    runner.hear([own])
     runner.forward([Feed(own, TEXT[1:11], want=())])
     runner.commit([own], [()])
     kept = runner.keep(own)
@@ -149,7 +149,7 @@ def test_a_copy_begins_another_text(runner):
     runner.adopt(mine, kept, 8)
     text = (*TEXT[:8], 3, 1, 4)
     advance(runner, other, text[8:10])
-    assert runner.hear(mine) == 10
+    assert runner.hear([mine]) == [10]
     assert runner.cached(mine) == 7
     [scores] = runner.forward([Feed(mine, text[8:])])
     same(scores.logits[0], runner, by_definition(runner, text))
@@ -163,13 +163,28 @@ def test_without_a_copy_it_begins_where_it_can_hear(runner):
     other = runner._target.open(80)
     mine = runner.open_over(other)
     runner._target.adopt(other, session, 8)
-    assert runner.hear(mine) == runner.cached(mine) == 8
+    assert runner.hear([mine]) == [8]
+    assert runner.cached(mine) == 8
     advance(runner, other, TEXT[8:12])
-    assert runner.hear(mine) == 12
+    assert runner.hear([mine]) == [12]
     [scores] = runner.forward([Feed(mine, TEXT[9:13])])
     assert np.isfinite(scores.logits[0, runner._ids]).all()
     runner.commit([mine], [()])
     assert runner.check(mine, TEXT[:13]) is None
+
+
+def test_a_text_that_is_cut_is_gone_on_with(runner):
+    session, own = started(runner, 12)
+    runner.hear([own])
+    runner.forward([Feed(own, TEXT[1:13], want=())])
+    runner.commit([own], [()])
+    runner._target.truncate(session, 7)
+    text = (*TEXT[:7], 5, 6, 7)
+    advance(runner, session, text[7:9])
+    assert runner.hear([own]) == [9]
+    assert runner.cached(own) == 6
+    [scores] = runner.forward([Feed(own, text[7:])])
+    same(scores.logits[0], runner, by_definition(runner, text))
 
 
 def test_a_donor_that_knows_less_gives_nothing(runner):
@@ -182,7 +197,7 @@ def test_a_donor_that_knows_less_gives_nothing(runner):
 
 def test_what_the_target_has_not_read_cannot_be_fed(runner):
     _, own = started(runner, 3)
-    runner.hear(own)
+    runner.hear([own])
     with pytest.raises(ValueError, match="4 committed tokens, and the target has not read so far"):
         runner.forward([Feed(own, TEXT[1:5])])
 
@@ -190,7 +205,7 @@ def test_what_the_target_has_not_read_cannot_be_fed(runner):
 @pytest.mark.parametrize("what", ["fused", "keys", "values"])
 def test_check_finds_what_is_wrong(runner, what):
     _, own = started(runner, 12)
-    runner.hear(own)
+    runner.hear([own])
     runner.forward([Feed(own, TEXT[1:13])])
     runner.commit([own], [()])
     assert runner.check(own, TEXT[:13]) is None
@@ -201,7 +216,7 @@ def test_check_finds_what_is_wrong(runner, what):
 
 def test_it_finds_a_text_that_is_not_the_sessions(runner):
     _, own = started(runner, 12)
-    runner.hear(own)
+    runner.hear([own])
     assert "states are not those of a replay" in runner.check(own, TEXT[1:14])
     assert "12 tokens" in runner.check(own, TEXT[:5])
 

@@ -13,8 +13,9 @@ from draftproof.models import hf
 from draftproof.models.arena import PAGE, KVArena
 from draftproof.models.bits import LAW_PLAN, RowPlan
 from draftproof.models.hf import HFTarget
-from draftproof.models.layout import Layout, Span, _cheapest
+from draftproof.models.layout import Layout, Span
 from draftproof.models.sizes import of_config
+from draftproof.models.together import _cheapest
 from tests.tiny import ARCHITECTURES, CONTEXT, Stock, build, tokens_of
 
 pytestmark = [

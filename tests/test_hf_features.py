@@ -122,15 +122,44 @@ def test_what_is_cut_off_is_forgotten_and_what_is_adopted_was_never_heard():
     assert heard.take()[0] == 3
 
 
+def fails(module, args, result) -> None:
+    raise RuntimeError("broken")
+
+
 def test_nothing_is_kept_of_a_forward_that_failed_or_of_another_caller():
     target = HFTarget(build(ARCHITECTURES["llama"]), LAW_PLAN)
     session = target.open(40)
     heard = target.follow(session, LAYERS)
-    with pytest.raises(ValueError, match="context"):
-        target.forward([Feed(session, (1,) * (target.max_context + 1))])
+    hook = target.model.model.layers[2].register_forward_hook(fails)
+    with pytest.raises(RuntimeError, match="broken"):
+        target.forward([Feed(session, TEXT)])
+    hook.remove()
     read(target, target.open(40), TEXT)
     assert heard.take() == (0, None)
     assert all(each is None for each in heard.ear._said)
+
+
+def test_of_refused_nodes_nothing_stays_in_memory():
+    target = HFTarget(build(ARCHITECTURES["llama"]), LAW_PLAN)
+    session = target.open(40)
+    heard = target.follow(session, LAYERS)
+    target.forward([Feed(session, TEXT[:9], tuple(range(-1, 7)))])
+    target.commit([session], [()])
+    [part] = heard.parts
+    assert part.untyped_storage().nbytes() == part.nbytes
+
+
+def test_who_follows_late_hears_what_comes():
+    target = HFTarget(build(ARCHITECTURES["llama"]), LAW_PLAN)
+    session = target.open(40)
+    target.forward([Feed(session, TEXT[:5], want=())])
+    heard = target.follow(session, LAYERS)
+    target.commit([session], [()])
+    read(target, session, TEXT[5:7])
+    start, states = heard.take()
+    assert (start, len(states)) == (5, 2)
+    with pytest.raises(ValueError, match="followed already"):
+        target.follow(session, LAYERS)
 
 
 def test_layers_that_are_not_there_are_named():

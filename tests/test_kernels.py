@@ -3,6 +3,8 @@ benchmarks/kernel_cases.py."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -409,3 +411,14 @@ def test_threads_are_as_many_as_asked_for():
 
 def test_the_kernels_are_of_rules():
     assert set(KERNELS) <= set(RULES)
+
+
+def test_starting_the_kernels_leaves_torch_its_threads():
+    """Both threads' pools are OpenMP's: numba's start made torch use every core, whatever it had been told."""
+    code = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from draftproof.kernels import warm; warm()\n"
+        "print(torch.get_num_threads())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.split()[-1] == "1"

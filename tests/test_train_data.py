@@ -15,21 +15,15 @@ from safetensors.torch import save_file
 
 import draftproof.llm
 from draftproof import fingerprint
-from draftproof.cli import train as command
+from draftproof.cli import train_told
 from draftproof.cli.app import run
 from draftproof.llm import LLM
 from draftproof.sampling import SamplingParams
 from draftproof.train import corpus
-from draftproof.train.corpus import (
-    Example,
-    appending,
-    conversations_of,
-    labels_from_messages,
-    line_of,
-    mask_of,
-    read_data,
-)
-from draftproof.train.recipe import INSTRUCTIONS, Recipe, passages_of, prompts_of, tasks_digest, tasks_of, text_of, tidy
+from draftproof.train.corpus import Example, appending, line_of, read_data
+from draftproof.train.labels import conversations_of, labels_from_messages, mask_of
+from draftproof.train.passages import passages_of, tidy
+from draftproof.train.recipe import INSTRUCTIONS, Recipe, prompts_of, tasks_digest, tasks_of, text_of
 from tests.folders import byte_tokenizer, make_folder, said
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unchecked")
@@ -505,7 +499,7 @@ def test_a_base_model_reads_raw_text(folder, tmp_path, monkeypatch):
 
 
 def test_a_line_now_and_then_where_there_is_no_terminal(words, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(train_told, "_SECONDS_BETWEEN_LINES", 0.0)
     assert run([*words, "--out", str(tmp_path / "o"), "--limit", "4"]) == 0
     assert re.search(r"4 of 4 examples, [\d.]+ tokens/s, about \d+ s left", capsys.readouterr().err)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -15,22 +17,31 @@ import torch
 from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draftproof.cli import train_eagle
 from draftproof.cli.app import run
 from draftproof.fingerprint import fingerprint_of
-from draftproof.models.eagle_files import load_head
+from draftproof.models.eagle_files import load_head, save_head
 from draftproof.models.load import load
-from draftproof.train.batches import Text, epoch_of, split
+from draftproof.train.batches import States, Text, batch_of, epoch_of, split
 from draftproof.train.checkpoint import read_checkpoint
 from draftproof.train.corpus import FORMAT, VERSION, Example, line_of, read_data, write_manifest
 from draftproof.train.evaluate import evaluate, evaluating
-from draftproof.train.features import FeatureStore, fill
-from draftproof.train.fit import Material, Outcome, Watch, fit
+from draftproof.train.features import FeatureStore, fill, folder_of
+from draftproof.train.fit import Best, Material, Outcome, Watch, agreed, fit
 from draftproof.train.objective import Objective
-from draftproof.train.prepare import identity_of, objective_of, require_made_by, sides_of, texts_of, vocabulary_of
+from draftproof.train.prepare import (
+    identity_of,
+    learned,
+    objective_of,
+    require_made_by,
+    sides_of,
+    texts_of,
+    vocabulary_of,
+)
 from draftproof.train.settings import Settings
 from draftproof.train.target_head import TargetHead, require_same_logits, target_head_of
 from draftproof.train.vocabulary import choose_vocabulary, coverage, label_counts
-from tests import tiny
+from tests import heads, tiny
 from tests.folders import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -128,7 +139,8 @@ def prepared(loaded: Any, data: Path, store: FeatureStore, settings: Settings) -
     sides = sides_of(texts_of(read_data(data).examples), VOCAB, settings, said)
     ids = vocabulary_of(sides, VOCAB, settings, [256], said)
     objective = objective_of(loaded, target_head_of(loaded.target), ids, settings, said)
-    return objective, Material(sides.training, sides.held_out, store.of, identity_of({"weights": "w"}, sides, ids))
+    training = learned(sides.training, settings.labels)
+    return objective, Material(training, sides.held_out, store.of, identity_of({"weights": "w"}, "float32", sides, ids))
 
 
 class Trained:
@@ -136,14 +148,14 @@ class Trained:
 
     def __init__(self, loaded: Any, data: Path, store: FeatureStore, out: Path) -> None:
         self._given, self.out = (loaded, data, store), out
-        self.kept: list[int] = []
+        self.kept: list[Best] = []
 
     def start(
         self, settings: Settings = SETTINGS, *, show: Any = shown, stopped: Callable[[], bool] = never
     ) -> tuple[Outcome, Objective]:
         self.objective, material = prepared(*self._given, settings)
         self.out.mkdir(exist_ok=True)
-        watch = Watch(said, show, stopped, lambda found, step: self.kept.append(step))
+        watch = Watch(said, show, stopped, self.kept.append)
         return fit(self.objective, material, settings, self.out, watch, Accelerator(cpu=True)), self.objective
 
     def log(self) -> list[dict[str, Any]]:
@@ -219,11 +231,74 @@ def test_other_settings_are_refused_by_their_names(trained):
     trained.start(replace(SETTINGS, save_every=7))
 
 
+def changed(trained: Trained, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the checkpoint of a run."""
+    state = torch.load(trained.out / "checkpoint.pt", weights_only=True)
+    change(state)
+    torch.save(state, trained.out / "checkpoint.pt")
+
+
+def test_a_setting_that_was_not_there_yet_was_its_default(trained):
+    trained.start(replace(SETTINGS, max_minutes=1e-9))
+    changed(trained, lambda state: state["settings"].pop("labels"))
+    with pytest.raises(ValueError, match=r"^out: .*labels was 'answers' and is 'all'"):
+        trained.start(replace(SETTINGS, labels="all"))
+    trained.start()
+
+
+def test_a_run_of_an_older_version_is_of_bfloat16(trained):
+    trained.start(replace(SETTINGS, max_minutes=1e-9))
+    changed(trained, lambda state: state["identity"].pop("dtype"))
+    with pytest.raises(ValueError, match=r"^out: .* another dtype;"):
+        trained.start()
+
+
+def test_the_best_head_is_written_down_again_when_a_run_is_gone_on_with(whole, trained):
+    done: list[int] = []
+    trained.start(show=lambda at, total, loss: done.append(at), stopped=lambda: len(done) == 5)
+    best = trained.kept[-1]
+    assert best.step == 4
+    trained.start()
+    again = trained.kept[trained.kept.index(best) + 1]
+    assert (again.quality, again.step) == (best.quality, best.step)
+    for name, weight in again.state.items():
+        assert torch.equal(weight, best.state[name])
+        assert weight.dtype is torch.bfloat16 or not weight.is_floating_point()
+    assert trained.log() == whole.log()
+
+
+def test_a_best_one_that_was_measured_by_an_older_version_is_not_compared_with(trained):
+    done: list[int] = []
+    trained.start(show=lambda at, total, loss: done.append(at), stopped=lambda: len(done) == 5)
+    changed(trained, lambda state: (state.pop("best_head"), state.pop("best_step"), state["best"].update(sampled=99.0)))
+    trained.kept.clear()
+    trained.start()
+    assert trained.kept[0].step == 8
+
+
+@pytest.mark.parametrize("others", [0.0, 1.0])
+def test_several_processes_agree(others):
+    class Two:
+        num_processes, device = 2, torch.device("cpu")
+
+        def reduce(self, here):
+            return (here + others) / 2
+
+    assert agreed(Two(), False) is bool(others)
+    assert agreed(Two(), True) is True
+
+
+def test_only_one_of_several_processes_writes(trained, monkeypatch):
+    monkeypatch.setattr(Accelerator, "is_main_process", False)
+    outcome, _ = trained.start()
+    assert outcome.how == "end"
+    assert trained.kept == []
+    assert list(trained.out.iterdir()) == []
+
+
 def test_other_data_is_refused(trained):
     trained.start(replace(SETTINGS, max_minutes=1e-9))
-    state = torch.load(trained.out / "checkpoint.pt", weights_only=True)
-    state["identity"]["data"] = "other"
-    torch.save(state, trained.out / "checkpoint.pt")
+    changed(trained, lambda state: state["identity"].update(data="other"))
     with pytest.raises(ValueError, match=r"^out: .* another data;"):
         trained.start()
 
@@ -236,10 +311,11 @@ def test_a_broken_checkpoint_is_refused(trained):
 
 
 def test_patience_ends_it(trained):
-    outcome, _ = trained.start(replace(SETTINGS, lr=1e-12, eval_every=1, patience=2))
+    settings = replace(SETTINGS, lr=1e-12, eval_every=1, patience=2)
+    outcome, _ = trained.start(settings)
     assert outcome.how == "patience"
     assert outcome.step <= 3
-    assert trained.start(replace(SETTINGS, lr=1e-12, eval_every=1, patience=2))[0].step == outcome.step
+    assert trained.start(settings)[0] == outcome  # and says so again
 
 
 def test_a_frozen_output_layer_stays(loaded, data, store, tmp_path):
@@ -297,8 +373,6 @@ def test_a_head_that_is_the_target_s_law_is_worth_all_its_steps(loaded, data, st
     """Laws in place of the head's: then every draft is accepted."""
     settings = replace(SETTINGS, draft_vocab_size=None)
     objective, material = prepared(loaded, data, store, settings)
-    from draftproof.train.batches import batch_of
-
     batch = batch_of(material.held_out, store.of, 3)
     laws = objective.laws(batch)
     calls = iter(batch.laws)
@@ -309,6 +383,39 @@ def test_a_head_that_is_the_target_s_law_is_worth_all_its_steps(loaded, data, st
     assert found.agreement == (1, 1, 1)
     assert (found.sampled, found.greedy) == pytest.approx((4, 4), abs=1e-2)
     assert found.rows == len(batch.rows[0])
+    assert found.known == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "accepted", "worth"),
+    [
+        ("p" * 6 + "a" * 8, (0, 1, 1), 1.0),  # the first of a draft never is: no draft brings anything
+        ("p" * 6 + "a" * 8, (1, 1, 0), 3.0),
+        ("p" * 6 + "a" * 2, (1, 1, 1), 3.0),  # nowhere do three labels follow
+        ("ppp" + "a" * 4 + "pp" + "a" * 4, (0, 1, 1), 1.0),
+        ("ppp" + "a" * 4 + "pp" + "a" * 4, (1, 1, 1), 4.0),
+    ],
+)
+def test_tokens_a_round_are_counted_where_all_of_a_draft_counts(
+    labels, accepted, worth, loaded, data, store, monkeypatch
+):
+    objective, _ = prepared(loaded, data, store, SETTINGS)
+    text = Text("x", "x", tuple(range(60, 60 + len(labels))), tuple(label == "a" for label in labels))
+
+    def measured(objective, batch):
+        return [(rows, torch.full((3, len(rows)), float(a))) for rows, a in zip(batch.rows, accepted, strict=True)]
+
+    monkeypatch.setattr("draftproof.train.evaluate._measured", measured)
+    found = evaluate(objective, [batch_of([text], some_states, 3)])
+    assert (found.sampled, found.greedy) == (worth, worth)
+    labels = [token for token, label in zip(text.tokens, text.labels, strict=True) if label]
+    known = set(objective.head.token_ids.tolist())
+    assert found.known == pytest.approx(sum(label in known for label in labels) / len(labels))
+
+
+def some_states(text: Text) -> States:
+    n = len(text.tokens)
+    return States(torch.zeros(n, 3 * SIZE), torch.zeros(n, SIZE), torch.zeros(n), torch.zeros(n, dtype=torch.int64))
 
 
 # what the target says
@@ -353,6 +460,84 @@ def test_a_store_that_was_stopped_goes_on(loaded, data, store, tmp_path, monkeyp
         second.of(Text("z", "", (1, 2, 3), (True,) * 3))
 
 
+def text_of(i: int, *tokens: int, labels: Sequence[bool] | None = None, group: str | None = None) -> Text:
+    return Text(str(i), group or str(i), tokens, tuple(labels or (True,) * len(tokens)))
+
+
+def random_states(text: Text) -> States:
+    generator = torch.Generator().manual_seed(len(text.tokens))
+    n = len(text.tokens)
+    features, last = (torch.randn(n, wide, generator=generator).to(torch.bfloat16) for wide in (3 * SIZE, SIZE))
+    return States(features, last, torch.randn(n, generator=generator), torch.arange(n))
+
+
+TEXTS = [text_of(i, *range(1, n)) for i, n in enumerate((5, 9, 7))]
+
+
+def zeroed(name: str, width: int, tokens: int) -> Callable[[Path], None]:
+    """The last tokens of a file are what a disk has where nothing came."""
+
+    def change(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: -tokens * width] + bytes(tokens * width))
+
+    return change
+
+
+def shortened(name: str, size: int) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-size])
+
+
+LOST = {
+    "features short": (shortened("features.bin", 1), 2),
+    "laws short by two texts": (shortened("laws.bin", 8 * 7), 1),
+    "last is not there": (lambda folder: (folder / "last.bin").unlink(), 0),
+    "features zero": (zeroed("features.bin", 6 * SIZE, 2), 2),
+    "last zero": (zeroed("last.bin", 2 * SIZE, 6), 2),
+    "laws zero, two texts": (zeroed("laws.bin", 8, 7), 1),
+    "index zero": (lambda folder: (folder / "index.jsonl").open("ab").write(bytes(40) + b"\n"), 3),
+    "nothing": (lambda folder: None, 3),
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_store_that_lost_its_power_holds_what_its_files_hold(lost, tmp_path):
+    change, left = LOST[lost]
+    widths = 3 * SIZE, SIZE
+    store = FeatureStore(tmp_path, widths)
+    for text in TEXTS:
+        store.add([(text, random_states(text))])
+    change(tmp_path)
+    store = FeatureStore(tmp_path, widths)
+    assert [text in store for text in TEXTS] == [i < left for i in range(3)]
+    store.add((text, random_states(text)) for text in TEXTS[left:])
+    for each in (store, FeatureStore(tmp_path, widths)):
+        for text in TEXTS:
+            found, wanted = each.of(text), random_states(text)
+            for name in ("features", "last", "log_z", "top"):
+                assert torch.equal(getattr(found, name), getattr(wanted, name))
+
+
+def test_an_index_never_says_more_than_is_on_the_disk(tmp_path, monkeypatch):
+    store = FeatureStore(tmp_path, (3 * SIZE, SIZE))
+
+    def fails(number: int) -> None:
+        raise OSError("no power")
+
+    monkeypatch.setattr("os.fsync", fails)
+    with pytest.raises(OSError, match="no power"):
+        store.add([(TEXTS[0], random_states(TEXTS[0]))])
+    assert TEXTS[0] not in store
+    assert TEXTS[0] not in FeatureStore(tmp_path, (3 * SIZE, SIZE))
+
+
+def test_states_of_each_dtype_are_apart_and_those_that_there_were_stay_where_they_are(tmp_path):
+    fingerprint = {"weights": "w", "config": "c"}
+    names = [folder_of(tmp_path, fingerprint, dtype, (2, 4, 5)).name for dtype in ("bfloat16", "float32", "float16")]
+    assert names[0] == "features-56978803087e"
+    assert len(set(names)) == 3
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "phi3"])
 def test_a_target_s_logits_are_its_head_s(name):
     from draftproof.models.bits import LAW_PLAN
@@ -367,10 +552,6 @@ def test_a_target_s_logits_are_its_head_s(name):
 
 
 # data
-
-
-def text_of(i: int, *tokens: int, labels: Sequence[bool] | None = None, group: str | None = None) -> Text:
-    return Text(str(i), group or str(i), tokens, tuple(labels or (True,) * len(tokens)))
 
 
 def test_the_vocabulary_is_what_is_said_most():
@@ -407,6 +588,16 @@ def test_answers_to_one_prompt_are_on_one_side():
         split(texts[:1], 0.1)
 
 
+def test_prompts_are_learned_where_that_is_asked_for(loaded, data, store):
+    (answers, one), (everything, other) = (
+        prepared(loaded, data, store, replace(SETTINGS, labels=labels)) for labels in ("answers", "all")
+    )
+    assert {text.labels for text in one.training} == {(False,) * 6 + (True,) * 16}
+    assert {text.labels for text in other.training} == {(False,) + (True,) * 21}
+    assert other.held_out == one.held_out
+    assert torch.equal(answers.head.token_ids, everything.head.token_ids)  # what it knows are answers' ids
+
+
 def test_an_epoch_has_every_text_once_in_an_order_of_its_own():
     lengths = [3, 9, 2, 7, 1, 1, 5]
     orders = [epoch_of(lengths, 10, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))]
@@ -425,6 +616,7 @@ def test_an_epoch_has_every_text_once_in_an_order_of_its_own():
         {"decay": 0},
         {"loss": "no"},
         {"init": "no"},
+        {"labels": "prompts"},
         {"held_out": 0.9},
         {"warmup": -1},
         {"max_minutes": 0},
@@ -473,6 +665,41 @@ def test_the_command_writes_a_head_that_can_be_loaded(command, tmp_path, loaded,
     assert "out: the run there has other settings (lr was 0.001 and is 0.002)" in capsys.readouterr().err
 
 
+def test_what_the_target_said_in_another_dtype_is_read_again(command, data, tmp_path, capsys):
+    assert run(command) == 0
+    assert run([*command, "--dtype", "bfloat16"]) == 2
+    assert "out: the run there is of another dtype; give the same" in capsys.readouterr().err
+    assert len(list(data.glob("features-*"))) == 2
+
+
+def test_a_head_that_is_gone_is_written_again(command, tmp_path, capsys):
+    assert run(command) == 0
+    head = tmp_path / "head" / "head"
+    before = {file.name: file.read_bytes() for file in head.iterdir()}
+    shutil.rmtree(head)
+    assert run(command) == 0
+    assert {file.name: file.read_bytes() for file in head.iterdir()} == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_head_stays_whatever_comes_between_two_renames(error, tmp_path, monkeypatch):
+    save_head(tmp_path / "head", heads.make_head(), heads.ABOUT)
+    before = (tmp_path / "head" / "model.safetensors").read_bytes()
+    rename = Path.rename
+
+    def interrupted(self, to):
+        if self.name == "new":
+            raise error
+        return rename(self, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", interrupted)
+        with pytest.raises(error):
+            save_head(tmp_path / "head", heads.make_head(1), heads.ABOUT)
+    assert (tmp_path / "head" / "model.safetensors").read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["head"]
+
+
 def test_conversations_of_others_are_trained_on_too(command, tmp_path, capsys):
     """A file of messages; what the assistant says are the labels, here "five!" and the like."""
     file = tmp_path / "talks.jsonl"
@@ -495,9 +722,55 @@ def test_a_signal_gives_its_status(command, monkeypatch):
     assert run(command) == 143
 
 
+def test_a_signal_to_another_process_stops_this_one_too(command, monkeypatch, capsys):
+    monkeypatch.setattr("draftproof.train.fit.agreed", lambda accelerator, here: True)
+    assert run(command) == 0
+    assert "stopped; what the target has read is kept" in capsys.readouterr().err
+
+
+class Placed:
+    """An Accelerator of a machine with two GPUs."""
+
+    def __init__(self, cpu: bool, kwargs_handlers: Any) -> None:
+        self.device = torch.device("cpu" if cpu else "cuda")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch) -> list[torch.device]:
+    """Which of them was made the current one."""
+    current: list[torch.device] = []
+    monkeypatch.setattr("draftproof.models.load.device_named", torch.device)
+    monkeypatch.setattr("accelerate.Accelerator", Placed)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    return current
+
+
+def test_training_is_where_it_was_asked_for(two_gpus, monkeypatch):
+    assert train_eagle._accelerator("cuda:1").device.type == "cuda"
+    assert two_gpus == [torch.device("cuda:1")]
+    assert train_eagle._accelerator("cuda").device.type == "cuda"
+    assert train_eagle._accelerator("cpu").device.type == "cpu"
+    assert len(two_gpus) == 1
+    for name in ("mps", "xpu"):
+        with pytest.raises(ValueError, match=f"^device: '{name}' is not allowed; Accelerate trains on cuda here"):
+            train_eagle._accelerator(name)
+    monkeypatch.setattr(Placed, "__init__", lambda self, **given: setattr(self, "device", torch.device("cuda:0")))
+    with pytest.raises(ValueError, match=r"^device: 'cuda:1' is not allowed; .* give cuda"):
+        train_eagle._accelerator("cuda:1")
+
+
+def test_memory_is_that_of_where_it_trains(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: {torch.device("cuda"): 3e9}[device])
+    assert train_eagle._peak(torch.device("cuda")) == "3.0 GB of the GPU's memory"
+    assert re.fullmatch(r"\d+\.\d GB of memory", train_eagle._peak(torch.device("cpu")))
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
+        (["--device", "nonsense"], "device: 'nonsense' cannot be used"),
+        (["--device", "mps"], "device: 'mps' cannot be used"),
+        (["--labels", "prompts"], "--labels: 'prompts' is not allowed; it must be one of answers, all"),
         (["--draft-vocab-size", "few"], "--draft-vocab-size: 'few' is not allowed"),
         (["--ttt-steps", "0"], "--ttt-steps: 0 is not allowed"),
         (["--loss", "kl:1+no:2"], "--loss: 'kl:1+no:2' is not allowed"),
@@ -514,6 +787,14 @@ def test_a_folder_of_somebody_else_is_left_alone(command, tmp_path, capsys):
     (tmp_path / "head" / "thesis.tex").touch()
     assert run(command) == 2
     assert "holds 'thesis.tex'" in capsys.readouterr().err
+
+
+def test_a_file_beside_the_head_is_found_before_it_trains(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("draftproof.models.load.load", lambda *args, **given: pytest.fail("it was loaded"))
+    (tmp_path / "head" / "head").mkdir(parents=True)
+    (tmp_path / "head" / "head" / "notes.txt").touch()
+    assert run(command) == 2
+    assert "holds notes.txt; give a new one" in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.parametrize("init", ["target", "layer", "random"])

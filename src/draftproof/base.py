@@ -7,7 +7,7 @@ How much to draft is in plan.py. Everything is a tree; a chain is the tree whose
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -340,6 +340,21 @@ class Reading(Protocol):
     def unread(self, session: Session) -> Mapping[str, int]:
         """Committed tokens that each of them has yet to read, by origin."""
         ...
+
+
+@runtime_checkable
+class Hearing(Protocol):
+    """A drafter that hears the target read, and cannot be told later what was said."""
+
+    @property
+    def hears(self) -> Hashable:
+        """Who hears. What a request begins with, the same must have heard. None: nobody needs to."""
+        ...
+
+
+def ear_of(drafter: Drafter) -> Hashable:
+    """The same of any drafter."""
+    return drafter.hears if isinstance(drafter, Hearing) else None
 
 
 def unread(drafter: Drafter, session: Session) -> Mapping[str, int]:

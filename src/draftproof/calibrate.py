@@ -22,14 +22,14 @@ import torch
 from .aside import whole
 from .base import Feed, Target
 from .control import Costs
-from .drafters.early_exit import Shallow
 from .models.eagle_runner import EagleRunner
+from .models.hf import EarlyTarget
 from .models.load import Loaded, default_cache_dir
 
 _ROWS = (1, 4, 8, 12, 16, 24)
 _CONTEXT = 128
 _REPEATS = 5
-_FORMAT = 4
+_FORMAT = 5
 _NAMES = ("rounds", "levels", "branch", "reading")
 _BUSHY = (-1, 0, 1, 2, 3, -1, 0, 1)  # eight nodes, four leaves
 
@@ -55,7 +55,7 @@ def calibrated(
         branch = 0.0
         if max(rounds) > len(_BUSHY):
             branch = max(_seconds(target.target, 9, _BUSHY) - _seconds(target.target, 9), 0.0) / 3
-        reading = {o: _reading(model) for o, model in models.items() if not isinstance(model, Shallow)}
+        reading = {o: _reading(model) for o, model in models.items() if not isinstance(model, EarlyTarget)}
         known = rounds, levels, branch, reading
         _write(file, known)
     plan = target.target.plan

@@ -23,7 +23,7 @@ from .drafters import (
 )
 from .drafters.corpus import SuffixCorpus, corpus_of
 from .fingerprint import quick_fingerprint
-from .models.eagle_files import load_head
+from .models.eagle_files import WEIGHTS, load_head
 from .models.eagle_runner import EagleRunner
 from .models.load import Loaded
 from .models.narrow import NarrowTarget
@@ -39,6 +39,9 @@ _MODELS = {"model", "early_exit", "eagle"}
 _REMEMBERED = 200_000  # tokens of earlier answers
 
 Notify = Callable[[str], None]
+
+Heads = dict[tuple[Path, int], EagleRunner]
+"""Loaded heads, by folder and when their weights were written."""
 
 
 @dataclass
@@ -105,15 +108,14 @@ def drafting_for(
     target: Loaded,
     load: Callable[[str], Loaded],
     *,
+    heads: Heads | None = None,
     cache_dir: Path | None = None,
     notify: Notify = lambda message: None,
 ) -> Drafting:
-    """Load and make all that the configuration asks for. load: a draft model, as the configuration wants it."""
+    """Load and make all that the configuration asks for. load: a draft model, as the configuration wants it. heads:
+    those for this target that are loaded, for other configurations too."""
     made = Drafting(config, NoDrafter())
-    shipped = shipped_for(target) if config.method == "auto" and config.model is None else None
-    if shipped is not None:
-        made.config = config = replace(config, model=shipped, **WITH_HEAD)
-        made.why.append(f"a head for {target.name} comes with draftproof: it drafts, too")
+    made.config = config = with_shipped(config, target, made.why)
     parts: dict[str, Drafter] = {}
     models = made.models
     for part in config.parts:
@@ -128,10 +130,7 @@ def drafting_for(
             models[origin] = target.target.early(config.early_exit_layers)
             parts[origin] = EarlyExitDrafter(models[origin], config.kind)
         elif part == "eagle3":
-            known = quick_fingerprint(target.path, target.tokenizer)
-            folder = resolve_head(str(config.model), notify)
-            head, about = load_head(folder, target, fingerprint=known, notify=notify)
-            models[origin] = EagleRunner(target.target, head, about.embeddings)
+            models[origin] = _head(str(config.model), target, {} if heads is None else heads, notify)
             parts[origin] = EagleDrafter(models[origin], config.kind)
         else:
             made.draft = load(str(config.model))
@@ -147,6 +146,30 @@ def drafting_for(
     if parts and config.control == "cost":
         made.costs = calibrated(target, models, cache_dir=cache_dir, notify=notify)
     return made
+
+
+def with_shipped(config: SpeculativeConfig, target: Loaded, why: list[str]) -> SpeculativeConfig:
+    """Under "auto", a head that comes with the package for this target drafts, where the rule takes what it drafts."""
+    if config.method != "auto" or config.model is not None or (shipped := shipped_for(target)) is None:
+        return config
+    try:
+        config = replace(config, model=shipped, **WITH_HEAD)
+    except ValueError as error:
+        why.append(f"the head that comes with draftproof for {target.name} does not draft: {error}")
+    else:
+        why.append(f"a head for {target.name} comes with draftproof: it drafts, too")
+    return config
+
+
+def _head(name: str, target: Loaded, heads: Heads, notify: Notify) -> EagleRunner:
+    folder = resolve_head(name, notify)
+    weights = folder / WEIGHTS
+    key = folder, weights.stat().st_mtime_ns if weights.is_file() else 0
+    if key not in heads:
+        known = quick_fingerprint(target.path, target.tokenizer)
+        head, about = load_head(folder, target, fingerprint=known, notify=notify)
+        heads[key] = EagleRunner(target.target, head, about.embeddings)
+    return heads[key]
 
 
 def _corpus(folder: str, target: Loaded) -> SuffixCorpus:

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from .assemble import Known, chain_for, drafter_under, output_for, watched
 from .base import Watch
 from .contrasting import ContrastiveConfig
-from .drafting import drafting_for, lightened
+from .drafting import Heads, drafting_for, lightened
 from .engine import Engine, EngineConfig
 from .generation import default_params, end_ids, not_applied
 from .grammar import Grammars
@@ -98,6 +98,7 @@ class LLM:
         self.loaded, self._contrast = self._load(model), contrast
         self._amateur = None
         self._drafts: dict[tuple[Any, ...], Loaded] = {}  # one for all configurations that share it
+        self._heads: Heads = {}
         if contrast is not None:
             self._amateur = self._load(contrast.model)
             self.loaded = contrast.of_models(self.loaded, self._amateur)
@@ -119,7 +120,12 @@ class LLM:
     def _speculate(self, speculation: SpeculativeConfig) -> None:
         self.speculation = speculation
         self.drafting = drafting_for(
-            speculation, self.loaded, self._load_draft, cache_dir=self._cache_dir, notify=self._notify
+            speculation,
+            self.loaded,
+            self._load_draft,
+            heads=self._heads,
+            cache_dir=self._cache_dir,
+            notify=self._notify,
         )
 
     def _load_draft(self, name: str) -> Loaded:

@@ -51,40 +51,42 @@ class KVMemory:
 
 @dataclass(eq=False, slots=True)
 class Prefix:
-    """A text whose keys and values are kept. guide: its drafter's own, if that runs a model."""
+    """A text whose keys and values are kept. guide: its drafter's own, if that runs a model. ear: who heard it."""
 
     tokens: list[int]
     session: Session
     drafter: Drafter
     guide: Session | None
+    ear: Hashable = None
 
 
 class Prefixes:
-    """Kept texts, least recently used first. close(prefix): what frees one."""
+    """Kept texts, least recently used first. close(prefix): what frees one. What one `ear` heard is kept and found
+    apart from what another did."""
 
     def __init__(self, memory: KVMemory, close: Callable[[Prefix], None]) -> None:
         self._memory, self._close = memory, close
         self._kept: dict[Prefix, None] = {}  # in order of use
-        self._alike: dict[tuple[int, ...], list[Prefix]] = {}  # by their first tokens
+        self._alike: dict[Hashable, list[Prefix]] = {}  # by who heard them and their first tokens
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, tokens: Sequence[int]) -> tuple[Prefix, int] | None:
+    def find(self, tokens: Sequence[int], ear: Hashable = None) -> tuple[Prefix, int] | None:
         """The kept text that shares most of its beginning with `tokens`, and how much; it counts as used."""
-        alike = [(common(prefix.tokens, tokens), prefix) for prefix in self._alike.get(_start(tokens), ())]
+        alike = [(common(prefix.tokens, tokens), prefix) for prefix in self._alike.get(_start(tokens, ear), ())]
         length, found = max(alike, key=lambda each: each[0], default=(0, None))
         if found is None:
             return None
         self._kept[found] = self._kept.pop(found)
         return found, length
 
-    def room_for(self, tokens: Sequence[int], size: int) -> bool:
+    def room_for(self, tokens: Sequence[int], size: int, ear: Hashable = None) -> bool:
         """Whether `tokens` may be kept in `size` bytes: not if a kept text has all of them. Texts that they continue
         make room, then the least recently used."""
         if len(tokens) < WORTHWHILE:
             return False
-        for prefix in list(self._alike.get(_start(tokens), ())):
+        for prefix in list(self._alike.get(_start(tokens, ear), ())):
             length = common(prefix.tokens, tokens)
             if length == len(tokens):
                 self._kept[prefix] = self._kept.pop(prefix)
@@ -102,7 +104,7 @@ class Prefixes:
         held = self._memory.hold(prefix, size)
         assert held
         self._kept[prefix] = None
-        self._alike.setdefault(_start(prefix.tokens), []).append(prefix)
+        self._alike.setdefault(_start(prefix.tokens, prefix.ear), []).append(prefix)
 
     def evict(self) -> bool:
         """Let the least recently used one go; False if there is none."""
@@ -125,13 +127,13 @@ class Prefixes:
 
     def _drop(self, prefix: Prefix) -> None:
         del self._kept[prefix]
-        alike = self._alike[_start(prefix.tokens)]
+        alike = self._alike[_start(prefix.tokens, prefix.ear)]
         alike.remove(prefix)
         if not alike:
-            del self._alike[_start(prefix.tokens)]
+            del self._alike[_start(prefix.tokens, prefix.ear)]
         self._close(prefix)
         self._memory.release(prefix)
 
 
-def _start(tokens: Sequence[int]) -> tuple[int, ...]:
-    return tuple(tokens[:WORTHWHILE])
+def _start(tokens: Sequence[int], ear: Hashable) -> Hashable:
+    return ear, tuple(tokens[:WORTHWHILE])

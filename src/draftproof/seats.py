@@ -7,12 +7,13 @@ their cache are all the same thing, "committed tokens whose KV is missing".
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .base import Chance, Context, Controller, Drafter, Keeper, Law, Rule, Session, Target
+from .base import Chance, Context, Controller, Drafter, Keeper, Law, Rule, Session, Target, ear_of
 from .commit import Output
+from .drafters import CombinedDrafter
 from .memory import WORTHWHILE, KVMemory, Prefix, Prefixes
 from .processors import common
 
@@ -77,6 +78,11 @@ class Seat:
         return self.request.drafter
 
     @property
+    def ear(self) -> Hashable:
+        """Who must have heard what it begins with."""
+        return ear_of(self.drafter)
+
+    @property
     def runs(self) -> bool:
         return self.session is not None
 
@@ -122,7 +128,7 @@ class Seats:
         """Those who may run from now on; whoever gets one opens it. Those who rest make way, and wait again."""
         while (seat := next((seat for seat in self.waiting if not seat.held), None)) is not None:
             if self._reuses:
-                self._prefixes.find(seat.history)  # what it will begin with is not what goes to make room for it
+                self._prefixes.find(seat.history, seat.ear)  # what it will begin with shall not go to make room for it
             while len(self.running) >= self._most or not self._hold(seat, len(seat.history) + 1):
                 resting = [other for other in self.running if other.held]
                 if not resting:
@@ -187,9 +193,9 @@ class Seats:
         if seat.request.notes_prompt:
             return
         donor: Prefix | Seat | None = None
-        donor, length = self._prefixes.find(seat.history) or (None, 0)
+        donor, length = self._prefixes.find(seat.history, seat.ear) or (None, 0)
         for other in self.running:
-            cached = self._target.cached(other.session) if other.runs else 0
+            cached = self._target.cached(other.session) if other.runs and other.ear == seat.ear else 0
             shared = common(other.history[:cached], seat.history) if cached > length else 0
             if shared > length:
                 donor, length = other, shared
@@ -199,7 +205,7 @@ class Seats:
         self._target.adopt(seat.session, donor.session, length)
         self._counts.reused += length
         keeper = keeper_of(seat.drafter)
-        if keeper is not None and donor.drafter is seat.drafter:
+        if keeper is not None and keepers_in(donor.drafter) == keepers_in(seat.drafter):
             keeper.adopt(seat.guide, donor.guide, length)
 
     def cost(self, request: Request, tokens: int) -> int:
@@ -220,10 +226,10 @@ class Seats:
             return
         cached = self._target.cached(seat.session)
         tokens, size = seat.history[:cached], self.cost(seat.request, cached)
-        if self._prefixes.room_for(tokens, size):
+        if self._prefixes.room_for(tokens, size, seat.ear):
             keeper = keeper_of(seat.drafter)
             guide = None if keeper is None else keeper.keep(seat.guide)
-            self._prefixes.put(Prefix(tokens, self._target.keep(seat.session), seat.drafter, guide), size)
+            self._prefixes.put(Prefix(tokens, self._target.keep(seat.session), seat.drafter, guide, seat.ear), size)
 
     def _send_back(self, seat: Seat) -> None:
         self._put_down(seat)
@@ -243,6 +249,11 @@ class Seats:
         keeper = keeper_of(owner.drafter)
         if keeper is not None and owner.guide is not None:
             keeper.close(owner.guide)
+
+
+def keepers_in(drafter: Drafter) -> list[Any]:
+    """Whoever keeps a cache, in it or itself: where they are the same, a session may begin with the other's."""
+    return drafter.keepers if isinstance(drafter, CombinedDrafter) else [drafter]
 
 
 def keeper_of(drafter: Drafter) -> Keeper | None:

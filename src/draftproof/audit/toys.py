@@ -115,8 +115,12 @@ class HeadTable:
     def open_over(self, session: TableSession) -> HeadSession:
         return HeadSession(session.tokens)
 
-    def hear(self, session: HeadSession) -> int:
-        return len(session.read)
+    @property
+    def behind(self) -> int:
+        return 2
+
+    def hear(self, sessions: Sequence[HeadSession]) -> list[int]:
+        return [len(session.read) for session in sessions]
 
     def cached(self, session: HeadSession) -> int:
         return len(session.entries)

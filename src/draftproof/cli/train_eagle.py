@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ from .shown import Caught
 if TYPE_CHECKING:
     from ..models.eagle import EagleHead
     from ..models.eagle_config import About
-    from ..train.evaluate import Quality
+    from ..train.fit import Best
     from ..train.settings import Settings
 
 _Option = typer.Option
@@ -41,6 +42,9 @@ def eagle(
     ] = "target",
     freeze_head: Annotated[bool, _Option("--freeze-head", help="Leave the output layer as it is.")] = False,
     ttt_steps: Annotated[int, _Option(help="Tokens that it learns to draft on its own.")] = 4,
+    labels: Annotated[
+        str, _Option(help="answers (what the target said), or all: its prompts are learned, too; measured are answers.")
+    ] = "answers",
     loss: Annotated[str, _Option(help="ce, hard, kl, rkl, tv, lk, or a sum such as kl:0.5+lk:0.5.")] = "kl:0.5+lk:0.5",
     decay: Annotated[float, _Option(help="What each further step weighs, against the one before.")] = 0.8,
     lr: Annotated[float, _Option(help="Highest learning rate.")] = 5e-4,
@@ -80,6 +84,7 @@ def eagle(
         init=init,
         freeze_head=freeze_head,
         ttt_steps=ttt_steps,
+        labels=labels,
         loss=loss,
         decay=decay,
         lr=lr,
@@ -119,19 +124,18 @@ def _train(
     caught: dict[signal.Signals, Caught],
 ) -> str:
     """How it ended."""
-    from datetime import timedelta
-
     import torch
-    from accelerate import Accelerator, InitProcessGroupKwargs
 
     from ..fingerprint import fingerprint_of
     from ..models.eagle_config import About
     from ..models.load import load
-    from ..train.corpus import conversations_of, read_data
+    from ..train.corpus import read_data
     from ..train.features import FeatureStore, fill, folder_of
-    from ..train.fit import Material, Watch, fit
+    from ..train.fit import Material, Watch, agreed, fit
+    from ..train.labels import conversations_of
     from ..train.prepare import (
         identity_of,
+        learned,
         objective_of,
         require_made_by,
         sides_of,
@@ -145,10 +149,7 @@ def _train(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    accelerator = Accelerator(
-        cpu=device == "cpu" or not torch.cuda.is_available(),
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],  # while one process lets the target read
-    )
+    accelerator = _accelerator(device)
     tell = note if accelerator.is_main_process else _silent
     found = None if data.is_file() else read_data(data, incomplete=True)  # before the model: it is quick
     loaded = load(name, dtype=dtype, device=str(accelerator.device), exact="law", notify=tell)
@@ -161,6 +162,7 @@ def _train(
     more = found is not None and not found.manifest["complete"]
     tell(f"{data}: {len(texts)} examples{'; more are being made' if more else ''}")
     target_head = target_head_of(loaded.target)
+    kind = str(loaded.target.model.dtype).removeprefix("torch.")
 
     def stopped() -> bool:
         return any(each.came for each in caught.values())
@@ -171,7 +173,7 @@ def _train(
     objective = objective_of(loaded, target_head, ids, settings, tell)
     config = objective.head.config
     widths = config.hidden_size * len(config.feature_layers), config.hidden_size
-    folder = folder_of(data, fingerprint, config.feature_layers)
+    folder = folder_of(data, fingerprint, kind, config.feature_layers)
     if accelerator.is_main_process:
         with Progress("tokens read by the target") as bar:
             store = FeatureStore(folder, widths)
@@ -179,15 +181,15 @@ def _train(
             layers = config.feature_layers
             fill(store, sides.all, loaded.target, target_head, layers, tell=tell, show=shown.show, stopped=stopped)
     accelerator.wait_for_everyone()
-    if stopped():
+    if agreed(accelerator, stopped()):
         tell("stopped; what the target has read is kept")
         return "signal"
     about = About(name, _architectures(loaded), settings.ttt_steps, fingerprint, asdict(settings))
     del loaded, target_head  # of the target, no more is needed than its embeddings and some rows of its head
-    material = Material(
-        sides.training, sides.held_out, FeatureStore(folder, widths).of, identity_of(fingerprint, sides, ids)
-    )
-    try_a_step(objective, material, settings, accelerator, _peak, tell)
+    identity = identity_of(fingerprint, kind, sides, ids)
+    training = learned(sides.training, settings.labels)
+    material = Material(training, sides.held_out, FeatureStore(folder, widths).of, identity)
+    try_a_step(objective, material, settings, accelerator, partial(_peak, accelerator.device), tell)
     out.mkdir(parents=True, exist_ok=True)
     keeper = _Keeper(out / HEAD, objective.head, about)
     with Progress("steps") as bar:
@@ -208,15 +210,18 @@ _HOW = {
 
 
 class _Keeper:
-    """Writes the best head down."""
+    """Writes the best head down. head: what it is beside its weights."""
 
     def __init__(self, folder: Path, head: EagleHead, about: About) -> None:
-        self._folder, self._head, self._about = folder, head, about
+        self._folder, self._config, self._ids, self._about = folder, head.config, head.token_ids.cpu(), about
 
-    def keep(self, found: Quality, step: int) -> None:
+    def keep(self, best: Best) -> None:
+        from ..models.eagle import EagleHead
         from ..models.eagle_files import save_head
 
-        save_head(self._folder, self._head, replace(self._about, measured={"step": step} | asdict(found)))
+        head = EagleHead(self._config, self._ids)
+        head.load_state_dict(dict(best.state), assign=True)
+        save_head(self._folder, head, replace(self._about, measured={"step": best.step} | asdict(best.quality)))
 
 
 class _Shown:
@@ -256,6 +261,7 @@ def _ids(given: str) -> int | None:
 
 def _check_out(out: Path, settings: Settings) -> None:
     """Refuse a folder that is somebody else's, or of a run with other settings, before anything takes time."""
+    from ..models.eagle_files import require_replaceable
     from ..train.checkpoint import CHECKPOINT, LOG, read_checkpoint
     from ..train.settings import require_same
 
@@ -266,6 +272,10 @@ def _check_out(out: Path, settings: Settings) -> None:
     others = [each for each in others if not each.startswith(".")]  # what was written aside when it was killed
     if others:
         raise ValueError(f"--out: {str(out)!r} holds {others[0]!r}, which no training wrote; give an empty folder")
+    try:
+        require_replaceable(out / HEAD)
+    except ValueError as error:
+        raise ValueError(f"--out: {out / HEAD} must be a head's, or not there: {error}") from None
     if (there := read_checkpoint(out)) is not None:
         require_same(settings, there.settings)
 
@@ -274,16 +284,50 @@ def _architectures(loaded: Any) -> tuple[str, ...]:
     return tuple(loaded.target.model.config.architectures or (type(loaded.target.model).__name__,))
 
 
-def _peak() -> float:
-    """Memory in use at most so far, in GB."""
+def _accelerator(name: str) -> Any:
+    """Accelerate's, on the device of that name. ValueError: there is none, or it would be placed on another."""
+    from datetime import timedelta
+
+    import torch
+    from accelerate import Accelerator, InitProcessGroupKwargs
+
+    from ..models.load import device_named
+
+    device = device_named(name)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # where "cuda" is, for Accelerate too
+    accelerator = Accelerator(
+        cpu=device.type == "cpu",
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],  # while one process lets the target read
+    )
+    found = accelerator.device
+    if found.type != device.type or (None not in (device.index, found.index) and device.index != found.index):
+        raise ValueError(
+            f"device: {name!r} is not allowed; Accelerate trains on {found} here (several processes each have a GPU of "
+            "their own: give cuda)"
+        )
+    return accelerator
+
+
+def _peak(device: Any) -> str:
+    """Memory in use at most so far, the GPU's if it is one."""
+    import torch
+
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated(device) / 1e9:.1f} GB of the GPU's memory"
+    return f"{_resident() / 1e9:.1f} GB of memory"
+
+
+def _resident() -> int:
+    """In bytes, at most so far."""
     import psutil
 
     try:
         import resource
     except ImportError:  # Windows has none
-        return psutil.Process().memory_info().rss / 1e9
+        return psutil.Process().memory_info().rss
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most / 1e9 if sys.platform == "darwin" else most * 1024 / 1e9
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def _silent(message: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..base import ROOT, Chance, Context, Draft, Drafter, Keeper, Kind, Session, unread
+from ..base import ROOT, Chance, Context, Draft, Drafter, Keeper, Kind, Session, ear_of, unread
 from ..plan import Plan
 from .grow import without_request
 from .outlook import expected_rate, paying, reaches_of, worthwhile
@@ -36,6 +36,14 @@ class CombinedDrafter:
     def each(self, change: Callable[[Drafter], Drafter]) -> CombinedDrafter:
         """The same of changed drafters."""
         return CombinedDrafter({name: change(part) for name, part in self.drafters.items()}, merge=self._merge)
+
+    @property
+    def hears(self) -> Hashable:
+        return next((ear for each in self.drafters.values() if (ear := ear_of(each)) is not None), None)
+
+    @property
+    def keepers(self) -> list[Any]:
+        return list(self._keepers.values())
 
     def open(self, context: Context) -> _Guides:
         return _Guides(context, {name: drafter.open(context) for name, drafter in self.drafters.items()})

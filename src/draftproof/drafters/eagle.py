@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ..base import Chance, Context, Draft, Feed, Kind, Scores, Session
 from ..plan import Plan
 from .grow import Growing, grow, without_request
-
-_BEHIND = 256
-"""Tokens after which a head listens though nobody asks it to draft: what is said to it meanwhile takes memory."""
 
 
 @runtime_checkable
@@ -26,8 +23,13 @@ class Following(Protocol):
         """A session that follows `session`, of the target."""
         ...
 
-    def hear(self, session: Session) -> int:
-        """Take in what the target has read since. Returns how many tokens of the text are known."""
+    @property
+    def behind(self) -> int:
+        """Tokens after which it wants to hear though nobody asks it to draft."""
+        ...
+
+    def hear(self, sessions: Sequence[Session]) -> list[int]:
+        """Take in what the target has read since. Returns how many tokens of each text are known."""
         ...
 
     def cached(self, session: Session) -> int:
@@ -74,20 +76,29 @@ class EagleDrafter:
             raise ValueError("kind: a head draws its tokens; it must be COUPLED or SAMPLED")
         self._head, self._kind, self._name = head, kind, name
 
+    @property
+    def hears(self) -> Any:
+        return self._head
+
     def open(self, context: Context) -> _Guide:
         return _Guide(context, self._head.open_over(context.target_session))
 
     def commit(self, sessions: Sequence[_Guide], tokens: Sequence[Sequence[int]]) -> None:
         for session, new in zip(sessions, tokens, strict=True):
             session.tokens += new
-            if len(session.tokens) - session.heard > _BEHIND:
-                session.heard = self._head.hear(session.own)
+        self._hear([each for each in sessions if len(each.tokens) - each.heard > self._head.behind])
+
+    def _hear(self, sessions: Sequence[_Guide]) -> None:
+        known = self._head.hear([session.own for session in sessions])
+        for session, tokens in zip(sessions, known, strict=True):
+            session.heard = tokens
 
     def unread(self, session: _Guide) -> dict[str, int]:
         return {self._name: max(len(session.tokens) - 1 - self._head.cached(session.own), 0)}
 
     def propose(self, sessions: Sequence[_Guide], plans: Sequence[Plan], chances: Sequence[Chance]) -> list[Draft]:
         """All sessions together: one forward a level."""
+        self._hear([guide for guide, plan in zip(sessions, plans, strict=True) if plan.depth > 0])
         growing = [self._begin(*each) for each in zip(sessions, plans, chances, strict=True)]
         grow(self._head, growing)
         fed = [guide.own for guide, each in zip(sessions, growing, strict=True) if each.feed is not None]
@@ -95,15 +106,12 @@ class EagleDrafter:
         return [each.draft() for each in growing]
 
     def _begin(self, guide: _Guide, plan: Plan, chance: Chance) -> Growing:
-        ready, last = False, len(guide.tokens) - 1
-        if plan.depth > 0 and last > 0:
-            guide.heard = self._head.hear(guide.own)
-            ready = guide.heard == last
-            if self._head.cached(guide.own) >= last:  # nothing was committed since it drafted last
-                self._head.truncate(guide.own, last - 1)
+        last = len(guide.tokens) - 1
+        if plan.depth > 0 and guide.heard == last and self._head.cached(guide.own) >= last:
+            self._head.truncate(guide.own, last - 1)  # nothing was committed since it drafted last
         pending = tuple(guide.tokens[self._head.cached(guide.own) + 1 :])
-        ready = ready and bool(pending)
-        plan = plan if ready else replace(plan, depth=0)
+        if guide.heard != last or not pending:  # the target has yet to read; or the text is one token
+            plan = replace(plan, depth=0)
         return Growing(guide.context, guide.own, guide.tokens, pending, plan, chance, self._kind, self._name)
 
     def kv_cost(self, tokens: int) -> int:

@@ -151,7 +151,9 @@ def _liked_best(chance: Chance, row: Any, key: Key, most: int) -> list[int]:
 
 
 def _softmax(logits: np.ndarray, token: int) -> float:
-    """The probability of a token before a greedy law made it certain."""
+    """The probability of a token before a law made it certain: 0 of one that a head does not know."""
+    if logits[token] == -np.inf:
+        return 0.0
     row = logits.astype(np.float32)
     return float(1 / np.exp(np.minimum(row - row[token], 80)).sum())
 

@@ -110,7 +110,11 @@ def warm(notify: Callable[[str], None] = lambda message: None) -> None:
 
     if not cached.known():
         notify("Compiling the verification kernels once")
+    torch = sys.modules.get("torch")
+    threads = None if torch is None else torch.get_num_threads()
     compiled.warm()
+    if torch is not None:  # numba's threads are OpenMP's, as torch's are: where they start, torch's number is lost
+        torch.set_num_threads(threads)
 
 
 __all__ = [

@@ -87,7 +87,7 @@ def _rounded(tensor: torch.Tensor) -> torch.Tensor:
 def _whole_folder(folder: Path) -> Generator[Path]:
     """All or nothing: a folder to fill, which becomes FOLDER at the end. If anything fails FOLDER is what it was."""
     folder = folder.resolve()
-    _require_replaceable(folder)
+    require_replaceable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     new, old = aside / "new", aside / "old"
@@ -97,19 +97,20 @@ def _whole_folder(folder: Path) -> Generator[Path]:
         for file in new.iterdir():
             with file.open("rb+") as opened:
                 os.fsync(opened.fileno())
-        if folder.exists():
-            folder.rename(old)
         try:
+            if folder.exists():
+                folder.rename(old)
             new.rename(folder)
-        except OSError:
-            if old.exists():
+        except BaseException:
+            if old.exists() and not folder.exists():
                 old.rename(folder)
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _require_replaceable(folder: Path) -> None:
+def require_replaceable(folder: Path) -> None:
+    """ValueError: something is there that is neither nothing nor a head alone."""
     if not folder.exists():
         return
     if not folder.is_dir():

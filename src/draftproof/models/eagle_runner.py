@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 
 from ..base import ROOT, Feed, Scores
 from ..trees import ancestors, depths
-from .eagle import EagleHead
+from .eagle import FEATURES, EagleHead
 from .features import Heard, read_features
 from .feeds import require_known, rows_wanted
 from .hf import HFSession, HFTarget
@@ -24,7 +25,10 @@ from .hf import HFSession, HFTarget
 _STEP = 256  # tokens by which a session's memory grows
 _FEW = 16  # rows up to which a product is quicker with the weight on the left (docs/decisions/0008)
 _MANY = 512  # rows of a text that are read at once
-_CLOSE = 0.05  # of the largest number: how much a replay may differ in bfloat16
+_CLOSE = 0.05  # of a row's largest number: how much a replay may differ in bfloat16
+
+BEHIND = 32
+"""Tokens after which a head listens though nobody asks it to draft: what it has not heard yet takes memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,8 +94,8 @@ class EagleRunner:
         self.vocab_size, self.max_context = target.vocab_size, target.max_context
         self._target, self._embeds = target, embeddings.to(model.device, model.dtype)
         layer, own = head.layers[0], head.layers[0].self_attn
-        self._qkv = torch.cat([own.q_proj.weight, own.k_proj.weight, own.v_proj.weight])
-        self._gate_up = torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight])
+        self._qkv = _stacked([own.q_proj, own.k_proj, own.v_proj])
+        self._gate_up = _stacked([layer.mlp.gate_proj, layer.mlp.up_proj])
         self._ids = head.token_ids.cpu().numpy()
         self._turns = torch.empty(0, 0)
         self._turn_to(_STEP)
@@ -126,15 +130,18 @@ class EagleRunner:
         return [repr(shapes), str(self._embeds.dtype), str(self._embeds.device)]
 
     @torch.inference_mode()
-    def hear(self, session: EagleSession) -> int:
-        """Take in what the target has read since. Returns how many tokens of the text are known."""
-        known = session.start + session.told
-        start, states = (known, None) if session.heard is None else session.heard.take()
-        if start != known:  # what lies between was never heard: begin here
-            session.start, session.told, session.length = start, 0, 0
-        if states is not None:
-            session.add(_times(self.head.fc.weight, states))
-        return session.start + session.told
+    def hear(self, sessions: Sequence[EagleSession]) -> list[int]:
+        """Take in what the target has read since. Returns how many tokens of each text are known."""
+        new = [(session, states) for session in sessions if (states := _heard(session)) is not None]
+        if new:
+            fused = _times(self.head.fc.weight, torch.cat([states for _, states in new]))
+            for (session, _), own in zip(new, fused.split([len(states) for _, states in new]), strict=True):
+                session.add(own)
+        return [session.start + session.told for session in sessions]
+
+    @property
+    def behind(self) -> int:
+        return BEHIND
 
     def cached(self, session: EagleSession) -> int:
         """The first token of the text whose entry is missing."""
@@ -156,7 +163,9 @@ class EagleRunner:
     def kv_cost(self, tokens: int) -> int:
         own = self.head.layers[0].self_attn
         numbers = 2 * own.kv_heads * own.size + self.head.config.hidden_size
-        return (tokens * 3 // 2 + 2 * _STEP) // _STEP * _STEP * numbers * self._embeds.dtype.itemsize
+        kept = (tokens * 3 // 2 + 2 * _STEP) // _STEP * _STEP * numbers
+        unheard = FEATURES * self.head.config.hidden_size * BEHIND
+        return (kept + unheard) * self._embeds.dtype.itemsize
 
     @torch.inference_mode()
     def close(self, session: EagleSession) -> None:
@@ -167,7 +176,7 @@ class EagleRunner:
 
     @torch.inference_mode()
     def keep(self, session: EagleSession) -> EagleSession:
-        self.hear(session)
+        self.hear([session])
         kept = self._session(None, session.start)
         kept.begin_with(session, session.told, session.length)
         return kept
@@ -176,7 +185,7 @@ class EagleRunner:
     def adopt(self, session: EagleSession, donor: EagleSession, length: int) -> None:
         """Begin with what `donor` knows of the text's first `length` tokens; with nothing unless it knows the last of
         them, as states cannot be had later."""
-        known = self.hear(donor)
+        [known] = self.hear([donor])
         if known < length or donor.start >= length:
             session.start = length
             return
@@ -186,7 +195,7 @@ class EagleRunner:
     @torch.inference_mode()
     def check(self, session: EagleSession, tokens: Sequence[int]) -> str | None:
         """By computing all of it again. Numbers are compared, not bits: those depend on how many rows ran at once."""
-        known, start = self.hear(session), session.start
+        [known], start = self.hear([session]), session.start
         if known > len(tokens) - 1 or self.cached(session) > len(tokens) - 1:
             return (
                 f"{known} tokens and {self.cached(session)} entries are known, and {len(tokens)} tokens are committed"
@@ -262,7 +271,9 @@ class EagleRunner:
         wide = np.full((len(hidden), self.vocab_size), -np.inf, np.float32)
         if len(hidden):
             normed = _rms(hidden, self.head.norm.weight, self.head.config.layer.rms_norm_eps)
-            wide[:, self._ids] = _times(self.head.lm_head.weight, normed).float().cpu().numpy()
+            said = _times(self.head.lm_head.weight, normed).float().cpu().numpy()
+            said[~np.isfinite(said).all(1)] = 0  # a head that overflows guesses at random, and ends no request
+            wide[:, self._ids] = said
         return wide
 
     def _turned(self, heads: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
@@ -349,6 +360,28 @@ def _attention(rows: _Rows, query: torch.Tensor, key: torch.Tensor, value: torch
     return o.view(heads, count, size).transpose(0, 1).reshape(count, heads * size)
 
 
+def _heard(session: EagleSession) -> torch.Tensor | None:
+    """New states, [n, f]; what is kept is cut to where they begin."""
+    if session.heard is None:
+        return None
+    start, states = session.heard.take()
+    known = session.start + session.told
+    if session.start < start < known:  # the text was cut there; the last entry left was made of the token behind it
+        session.told = start - session.start
+        session.length = min(session.length, session.told - 1)
+    elif start != known:  # what lies between was never heard: begin here
+        session.start, session.told, session.length = start, 0, 0
+    return states
+
+
+def _stacked(layers: Sequence[Any]) -> torch.Tensor:
+    """Their weights in one, of which theirs are views from now on."""
+    every = torch.cat([layer.weight.detach() for layer in layers])
+    for layer, part in zip(layers, every.split([len(layer.weight) for layer in layers]), strict=True):
+        layer.weight.data = part
+    return every
+
+
 def _times(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """[n, k] -> [n, outputs]."""
     if len(x) <= _FEW and x.dtype is torch.bfloat16 and x.device.type == "cpu":
@@ -361,6 +394,6 @@ def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _alike(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    if not mine.numel():
-        return True
-    return float((mine - theirs).abs().max()) <= _CLOSE * float(theirs.abs().max())
+    """Every row, by its own largest number."""
+    bound = _CLOSE * theirs.abs().amax(-1)
+    return bool(((mine - theirs).abs().amax(-1) <= bound).all())

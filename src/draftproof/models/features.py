@@ -76,12 +76,14 @@ class Heard:
         """States of a feed's rows from `known` on, in feed order."""
         self.fed = states if not known or self.fed is None else torch.cat([self.fed[:known], states])
 
-    def commit(self, committed: int, path: Sequence[int]) -> None:
-        """Of what was fed, keep the committed rows and the nodes on the path."""
-        if self.fed is not None:
-            straight = list(path) == list(range(len(path)))
-            index = [*range(committed), *(committed + node for node in path)]
-            self.parts.append(self.fed[: len(index)] if straight else self.fed[torch.tensor(index)])
+    def commit(self, committed: int, path: Sequence[int], length: int) -> None:
+        """Of what was fed, keep the committed rows and the nodes on the path. length: of the text, then."""
+        if self.fed is None:  # fed before anybody followed
+            self.start, self.parts = length, []
+            return
+        index = [*range(committed), *(committed + node for node in path)]
+        # a copy: a view would keep the refused rows in memory, too
+        self.parts.append(self.fed if len(index) == len(self.fed) else self.fed[index])
         self.fed = None
 
     def cut(self, length: int) -> None:

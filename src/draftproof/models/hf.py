@@ -165,6 +165,8 @@ class HFTarget:
 
     def follow(self, session: HFSession, layers: Sequence[int], *, last: bool = False) -> Heard:
         """From now on keep what enters `layers` for the session's rows, until taken. last: what the head reads, too."""
+        if session.heard is not None:
+            raise ValueError("features: this session is followed already; one may follow it")
         key = tuple(layers), last
         if key not in self._ears:
             self._ears[key] = Ear(self.model, layers, last=last)
@@ -299,7 +301,7 @@ class HFTarget:
             cache.length, cache.wrote = base + len(path), None
             session.feed = None
             if session.heard is not None:
-                session.heard.commit(feed.committed, path)
+                session.heard.commit(feed.committed, path, cache.length)
 
     def truncate(self, session: HFSession, length: int) -> None:
         session.require_own("truncate")

@@ -22,9 +22,10 @@ CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """step: steps done. best: of all measurements. since: measurements since the best one. identity: what it was
-    trained for and on, by name. head, optimizer: their states. What comes in which order depends on the seed and the
-    step alone; random: torch's generator all the same."""
+    """step: steps done. best: of all measurements; best_step: when; best_head: the head then, in bfloat16. since:
+    measurements since. identity: what it was trained for and on, by name. head, optimizer: their states. What comes in
+    which order depends on the seed and the step alone; random: torch's generator all the same. ended: nothing is to
+    come."""
 
     settings: Mapping[str, Any]
     identity: Mapping[str, str]
@@ -35,6 +36,8 @@ class Checkpoint:
     optimizer: Mapping[str, Any]
     random: torch.Tensor
     ended: bool = False
+    best_step: int = 0
+    best_head: Mapping[str, torch.Tensor] | None = None  # older versions kept none
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:

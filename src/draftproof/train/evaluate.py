@@ -22,7 +22,9 @@ class Quality:
     agreement, how often both think the same token likeliest, which is how often a greedy draft is.
 
     sampled, greedy: tokens a round of a chain of so many drafts, 1 + Σ_k E[Π_{j<=k} a_j]: the product is taken place by
-    place, as one that is hard at one step is hard at the next. rows: places that counted at step 0.
+    place, as one that is hard at one step is hard at the next, and its mean over the places that count at all steps up
+    to k, from which so many labels follow one another. rows: places that counted at step 0. known: the share of their
+    labels that are ids of the head's.
     """
 
     loss: tuple[float, ...]
@@ -31,6 +33,7 @@ class Quality:
     sampled: float
     greedy: float
     rows: int
+    known: float
 
     @property
     def worth(self) -> float:
@@ -43,7 +46,7 @@ class Quality:
 
         return (
             f"overlap {shown(self.overlap)}, agreement {shown(self.agreement)}; "
-            f"{self.sampled:.2f} tokens a round at T=1, {self.greedy:.2f} greedy"
+            f"{self.sampled:.2f} tokens a round at T=1, {self.greedy:.2f} greedy; {self.known:.2%} of the labels known"
         )
 
 
@@ -63,20 +66,25 @@ def evaluate(objective: Objective, batches: Iterable[Batch]) -> Quality:
     """ValueError if nothing in the batches counts."""
     steps = objective.steps
     sums = torch.zeros(5, steps, dtype=torch.float64)  # loss, overlap, agreement, and both chains
-    counts = torch.zeros(steps, dtype=torch.float64)
+    counts = torch.zeros_like(sums)
+    known = 0
     with evaluating(objective):
         for batch in batches:
             chains = torch.ones(2, len(batch.tokens), device=batch.tokens.device)
+            whole = torch.ones_like(batch.tokens, dtype=torch.bool)  # rows that have counted at every step so far
             for k, (rows, values) in enumerate(_measured(objective, batch)):
+                whole &= torch.zeros_like(whole).index_fill(0, rows, True)
                 chains[:, rows] *= values[1:]
                 sums[:3, k] += values.double().sum(1).cpu()
-                sums[3:, k] += chains[:, rows].double().sum(1).cpu()
-                counts[k] += len(rows)
-    if not counts[0]:
+                sums[3:, k] += chains[:, whole].double().sum(1).cpu()
+                counts[:3, k] += len(rows)
+                counts[3:, k] += int(whole.sum())
+            known += int(torch.isin(batch.tokens[batch.rows[0] + 2], objective.head.token_ids).sum())
+    rows = int(counts[0, 0])
+    if not rows:
         raise ValueError("data: no held-out text has a label that could be predicted")
-    means = (sums / counts.clamp_min(1)).tolist()
-    loss, both, same = (tuple(each) for each in means[:3])
-    return Quality(loss, both, same, 1 + sum(means[3]), 1 + sum(means[4]), int(counts[0]))
+    loss, both, same, sampled, greedy = (tuple(each) for each in (sums / counts.clamp_min(1)).tolist())
+    return Quality(loss, both, same, 1 + sum(sampled), 1 + sum(greedy), rows, known / rows)
 
 
 def _measured(objective: Objective, batch: Batch) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:

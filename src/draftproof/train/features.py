@@ -1,20 +1,21 @@
 """What a target says at every token of the texts, computed once and kept in files that are mapped into memory.
 
 A folder holds one text after the other: features.bin and last.bin in bfloat16, laws.bin with a float32 and an int32 a
-token, and index.jsonl, one line a text, written after the text's numbers are. So whatever stops the writer, what the
-index says is there, and the rest is cut off. Texts are known by their tokens: more of them are only added.
+token, and index.jsonl, one line a text, written when the text's numbers are on the disk. So whatever stops the writer,
+what the index says is there, and the rest is cut off. Texts are known by their tokens: more of them are only added.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -55,15 +56,32 @@ class FeatureStore:
             yield
 
     def _read(self) -> None:
-        self._places: dict[str, tuple[int, int]] = {}
-        self.tokens = 0
-        index = self.folder / "index.jsonl"
-        lines = index.read_text(encoding="utf-8").split("\n") if index.exists() else []
-        for line in lines[:-1]:  # the last has no end: it was being written
-            entry = object_of(line)
-            self._places[entry["text"]] = self.tokens, entry["tokens"]
-            self.tokens += entry["tokens"]
+        """What the index says, up to where the files hold it: a disk that lost its power may know less."""
+        entries = _entries(self.folder / "index.jsonl")
+        paths = [self.folder / name for name in _FILES]
+        there = min(
+            path.stat().st_size // size if path.exists() else 0 for path, size in zip(paths, self._sizes, strict=True)
+        )
+        ends = np.cumsum([0, *(tokens for _, tokens, _ in entries)]).tolist()
+        while entries and ends[len(entries)] > there:
+            entries.pop()
+        maps = self._mapped(ends[len(entries)])
+        while entries and _lost(maps, ends[len(entries) - 1], ends[len(entries)]):
+            entries.pop()
+        self._places = {text: (start, tokens) for (text, tokens, _), start in zip(entries, ends, strict=False)}
+        self._index_end = sum(size for *_, size in entries)
+        self.tokens = ends[len(entries)]
         self._maps: list[np.ndarray] = []
+
+    def _mapped(self, tokens: int) -> list[np.ndarray]:
+        """The files; none of it is read yet."""
+        if not tokens:
+            return []
+        kinds = (np.int16, self.widths[0]), (np.int16, self.widths[1]), (np.int32, 2)
+        return [
+            np.memmap(self.folder / name, kind, "c", shape=(tokens, wide))
+            for name, (kind, wide) in zip(_FILES, kinds, strict=True)
+        ]
 
     def __contains__(self, text: Text) -> bool:
         return _key(text) in self._places
@@ -76,12 +94,7 @@ class FeatureStore:
         """ValueError for a text that is not there."""
         if (place := self._places.get(_key(text))) is None:
             raise ValueError(f"features: {self.folder} has none of example {text.id}")
-        if not self._maps:
-            kinds = (np.int16, self.widths[0]), (np.int16, self.widths[1]), (np.int32, 2)
-            self._maps = [
-                np.memmap(self.folder / name, kind, "c", shape=(self.tokens, wide))
-                for name, (kind, wide) in zip(_FILES, kinds, strict=True)
-            ]
+        self._maps = self._maps or self._mapped(self.tokens)
         start, count = place
         features, last, laws = (torch.from_numpy(each[start : start + count]) for each in self._maps)
         return States(
@@ -93,51 +106,63 @@ class FeatureStore:
 
     def add(self, found: Iterable[tuple[Text, States]]) -> None:
         """Texts that are not there yet. Where the folder is full, OSError, and all that was there stays."""
-        with self._opened() as files:
+        added = []
+        with ExitStack() as stack:
+            *files, index = [stack.enter_context(file) for file in self._opened()]
             for text, states in found:
                 laws = torch.stack([states.log_z.float().view(torch.int32), states.top.to(torch.int32)], -1)
-                for file, kind in zip(files, (states.features, states.last, laws), strict=False):
+                for file, kind in zip(files, (states.features, states.last, laws), strict=True):
                     kind = kind.to(torch.bfloat16).view(torch.int16) if kind.is_floating_point() else kind
                     file.write(kind.contiguous().cpu().numpy().tobytes())
-                for file in files[:-1]:
-                    file.flush()
-                files[-1].write((json.dumps({"text": _key(text), "tokens": len(text.tokens)}) + "\n").encode())
-                files[-1].flush()
-                self._places[_key(text)] = self.tokens, len(text.tokens)
-                self.tokens += len(text.tokens)
+                added.append((_key(text), len(text.tokens)))
+            for file in files:
+                file.flush()
+                os.fsync(file.fileno())
+            lines = "".join(json.dumps({"text": text, "tokens": tokens}) + "\n" for text, tokens in added).encode()
+            index.write(lines)
+            index.flush()
+        self._index_end += len(lines)
+        for text, tokens in added:
+            self._places[text] = self.tokens, tokens
+            self.tokens += tokens
 
-    def _opened(self) -> Any:
-        return _Appended(self.folder, [size * self.tokens for size in self._sizes], self._index_bytes())
-
-    def _index_bytes(self) -> int:
-        index = self.folder / "index.jsonl"
-        return index.read_bytes().rfind(b"\n") + 1 if index.exists() else 0
-
-
-class _Appended:
-    """The files of a store, open to add to; what lies behind their ends is cut off."""
-
-    def __init__(self, folder: Path, ends: Sequence[int], index: int) -> None:
-        self._places = [*zip([folder / name for name in _FILES], ends, strict=True), (folder / "index.jsonl", index)]
-
-    def __enter__(self) -> list[Any]:
-        self._files = []
-        for path, end in self._places:
-            path.touch()
-            file = path.open("r+b")
-            self._files.append(file)
-            file.truncate(end)
-            file.seek(end)
-        return self._files
-
-    def __exit__(self, *error: object) -> None:
-        for file in self._files:
-            file.close()
+    def _opened(self) -> list[IO[bytes]]:
+        """The files, to add to; what lies behind their ends is cut off."""
+        ends = [*(size * self.tokens for size in self._sizes), self._index_end]
+        return [_cut(self.folder / name, end) for name, end in zip((*_FILES, "index.jsonl"), ends, strict=True)]
 
 
-def folder_of(data: Path, fingerprint: dict[str, str], layers: Sequence[int]) -> Path:
-    """Where the states of one target are kept: beside the data, and apart from those of any other target or layers."""
-    what = json.dumps([fingerprint["weights"], fingerprint["config"], list(layers)])
+def _cut(path: Path, end: int) -> IO[bytes]:
+    path.touch()
+    file = path.open("r+b")
+    file.truncate(end)
+    file.seek(end)
+    return file
+
+
+def _entries(index: Path) -> list[tuple[str, int, int]]:
+    """(text, tokens, bytes of the line) of each line, up to the first that is none: it was being written."""
+    found = []
+    for line in index.read_bytes().split(b"\n")[:-1] if index.exists() else []:
+        try:
+            entry = object_of(line.decode())
+            found.append((str(entry["text"]), int(entry["tokens"]), len(line) + 1))
+        except (ValueError, KeyError):
+            break
+    return found
+
+
+def _lost(maps: Sequence[np.ndarray], start: int, end: int) -> bool:
+    """Whether some token of a text has nothing but zeros, which no target says of it."""
+    return any(not each[start:end].any(1).all() for each in maps)
+
+
+def folder_of(data: Path, fingerprint: dict[str, str], dtype: str, layers: Sequence[int]) -> Path:
+    """Where the states of one target are kept: beside the data, and apart from those of any other target, dtype (as
+    torch names it) or layers. bfloat16 is not named, as folders were made before dtypes were told apart."""
+    what = json.dumps(
+        [fingerprint["weights"], fingerprint["config"], list(layers), *([] if dtype == "bfloat16" else [dtype])]
+    )
     name = f"features-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
     return data.with_name(f"{data.name}.{name}") if data.is_file() else data / name
 

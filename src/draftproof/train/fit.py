@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,19 +37,28 @@ class Material:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Best:
+    """state: of the head at that step, in bfloat16, on the CPU."""
+
+    quality: Quality
+    step: int
+    state: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Watch:
     """Who is told. tell: a line. show: steps done, of so many, and the loss. stopped: whether a signal came. keep: is
-    given the best head so far, to write it down."""
+    given the best head so far, to write it down; again when a run is gone on with, as it may have been lost."""
 
     tell: Callable[[str], None]
     show: Callable[[int, int, float], None]
     stopped: Callable[[], bool]
-    keep: Callable[[Quality, int], None]
+    keep: Callable[[Best], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """how: end, patience, minutes or signal."""
+    """how: end, patience, minutes or signal. best: None if no measurement of this version has been made."""
 
     how: str
     step: int
@@ -127,7 +137,7 @@ class _Run:
         self.objective, self.material, self.settings, self.out, self.watch = objective, material, settings, out, watch
         self.accelerator, self.steps, self.trained = accelerator, steps, trained
         self.model, self.optimizer = accelerator.prepare(objective, optimizer)
-        self.best: Quality | None = None
+        self.best: Best | None = None
         self.since = 0
         lengths = [len(text.tokens) for text in material.held_out]
         self.measured_on = filled(lengths, range(len(lengths)), settings.batch_tokens)
@@ -136,10 +146,11 @@ class _Run:
         step, total, began = 0, len(self.steps), time.perf_counter()
         if first is not None:
             step, self.since = first.step, first.since
-            self.best = None if first.best is None else _quality(first.best)
+            self.remember(first)
             if first.ended:
-                return Outcome("end", step, total, self.best)
-        with opened_log(self.out, step if first is not None else -1) as log:
+                return self.outcome("end" if step == total else "patience", step)
+        main = self.accelerator.is_main_process
+        with opened_log(self.out, step if first is not None else -1) if main else nullcontext() as log:
             if first is None:
                 self.measure(step, log)
                 self.save(step)
@@ -147,7 +158,7 @@ class _Run:
             while step < total:
                 if self.agreed(self.watch.stopped()):
                     self.save(step)
-                    return Outcome("signal", step, total, self.best)
+                    return self.outcome("signal", step)
                 loss, losses, norm, texts = self.take(step)
                 step += 1
                 self.write(
@@ -167,6 +178,7 @@ class _Run:
                 if measured:
                     self.measure(step, log)
                 patient = self.settings.patience is None or self.since < self.settings.patience
+                patient = not (measured and self.agreed(not patient))  # on GPUs their measurements may differ a little
                 late = self.settings.max_minutes is not None and (
                     time.perf_counter() - began > 60 * self.settings.max_minutes
                 )
@@ -175,10 +187,26 @@ class _Run:
                 if step % self.settings.save_every == 0 or ended or late:
                     self.save(step, ended=ended)
                 if ended or late:
-                    return Outcome(
-                        "end" if step == total else "minutes" if patient else "patience", step, total, self.best
-                    )
-        return Outcome("end", step, total, self.best)
+                    return self.outcome("end" if step == total else "minutes" if patient else "patience", step)
+        return self.outcome("end", step)
+
+    def outcome(self, how: str, step: int) -> Outcome:
+        return Outcome(how, step, len(self.steps), None if self.best is None else self.best.quality)
+
+    def remember(self, first: Checkpoint) -> None:
+        """The best head so far, which is written down again: OUT may have lost it, or have a later one."""
+        if first.best is None:
+            return
+        if first.best_head is None:
+            told = "the best head so far was measured otherwise, by an older version"
+            self.watch.tell(told if first.ended else f"{told}; the next one that is measured takes its place")
+            return
+        self.best = Best(_quality(first.best), first.best_step, first.best_head)
+        self.keep(self.best)
+
+    def keep(self, best: Best) -> None:
+        if self.accelerator.is_main_process:
+            self.watch.keep(best)
 
     def batch(self, texts: Sequence[Text]) -> Batch:
         return batch_of(texts, self.material.states_of, self.settings.ttt_steps).to(self.accelerator.device)
@@ -212,24 +240,25 @@ class _Run:
         self.write(log, {"step": step, "held_out": asdict(found)})
         self.watch.tell(f"step {step} of {len(self.steps)}: held out {found}")
         self.since += 1
-        if self.best is None or found.worth > self.best.worth:
-            self.best, self.since = found, 0
-            if self.accelerator.is_main_process:
-                self.watch.keep(found, step)
+        if self.best is None or found.worth > self.best.quality.worth:
+            self.best, self.since = Best(found, step, _rounded(self.objective.head.state_dict())), 0
+            self.keep(self.best)
 
     def save(self, step: int, *, ended: bool = False) -> None:
         if self.accelerator.is_main_process:
-            best = None if self.best is None else asdict(self.best)
+            best = self.best
             state = Checkpoint(
                 asdict(self.settings),
                 self.material.identity,
                 step,
-                best,
+                None if best is None else asdict(best.quality),
                 self.since,
                 self.objective.head.state_dict(),
                 self.optimizer.state_dict(),
                 torch.get_rng_state(),
                 ended,
+                0 if best is None else best.step,
+                None if best is None else best.state,
             )
             save_checkpoint(self.out, state)
         self.accelerator.wait_for_everyone()
@@ -239,18 +268,29 @@ class _Run:
             log.write(json.dumps(line, allow_nan=False) + "\n")
 
     def agreed(self, here: bool) -> bool:
-        """Whether it is so in any process: they stop together, or those that are left would wait for ever."""
-        if self.accelerator.num_processes == 1:
-            return here
-        return bool(self.accelerator.reduce(torch.tensor(float(here), device=self.accelerator.device)) > 0)
+        return agreed(self.accelerator, here)
 
 
-def _quality(found: Any) -> Quality:
+def agreed(accelerator: Any, here: bool) -> bool:
+    """Whether it is so in any process: they stop together, or those that are left would wait for ever."""
+    if accelerator.num_processes == 1:
+        return here
+    return bool(accelerator.reduce(torch.tensor(float(here), device=accelerator.device)) > 0)
+
+
+def _quality(found: Mapping[str, Any]) -> Quality:
     means = (tuple(found[name]) for name in ("loss", "overlap", "agreement"))
-    return Quality(*means, found["sampled"], found["greedy"], found["rows"])
+    return Quality(*means, found["sampled"], found["greedy"], found["rows"], found["known"])
 
 
-def _require_same_identity(now: dict[str, str], then: Any) -> None:
+def _rounded(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A copy, as it is written."""
+    kinds = {name: torch.bfloat16 if each.is_floating_point() else each.dtype for name, each in state.items()}
+    return {name: each.detach().to("cpu", kinds[name], copy=True) for name, each in state.items()}
+
+
+def _require_same_identity(now: Mapping[str, str], then: Mapping[str, str]) -> None:
+    then = {"dtype": "bfloat16"} | dict(then)  # older versions did not say; it is the default
     differ = [name for name in now if now[name] != then.get(name)]
     if differ:
         raise ValueError(

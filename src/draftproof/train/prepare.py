@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from jaxtyping import Int
 
 from ..models.load import Loaded
 from .batches import Text, batch_of, split
-from .corpus import Example, Labelled, mask_of
+from .corpus import Example
 from .fit import Material, schedule
+from .labels import Labelled, mask_of
 from .losses import loss_of, position_decay
 from .objective import Objective
 from .settings import Settings
@@ -85,6 +86,13 @@ def sides_of(given: Sequence[Text], vocab_size: int, settings: Settings, tell: T
     return Sides(training, held_out)
 
 
+def learned(texts: Sequence[Text], labels: str) -> list[Text]:
+    """With what counts in training. labels "all": the prompts' tokens too, as the target has read them anyway."""
+    if labels == "answers":
+        return list(texts)
+    return [replace(text, labels=(False,) + (True,) * (len(text.tokens) - 1)) for text in texts]
+
+
 def vocabulary_of(
     sides: Sides, vocab_size: int, settings: Settings, ends: Sequence[int], tell: Tell
 ) -> Int[np.ndarray, " d"]:
@@ -129,10 +137,10 @@ def try_a_step(
     material: Material,
     settings: Settings,
     accelerator: Any,
-    peak: Callable[[], float],
+    peak: Callable[[], str],
     tell: Tell,
 ) -> None:
-    """Say what training will need, from one step that changes nothing. peak: memory in use at most so far, in GB."""
+    """Say what training will need, from one step that changes nothing. peak: memory in use at most so far, in words."""
     steps = schedule(material, settings, accelerator.num_processes)
     texts = [material.training[at] for at in steps[0][accelerator.process_index]]
     batch = batch_of(texts, material.states_of, settings.ttt_steps).to(accelerator.device)
@@ -147,14 +155,15 @@ def try_a_step(
     tokens = settings.epochs * sum(len(text.tokens) for text in material.training)
     tell(
         f"{len(steps)} steps over {tokens} tokens, at about {pace:.0f} tokens/s: {tokens / pace / 60:.0f} minutes, and "
-        f"what is measured; {peak():.1f} GB of memory at most so far"
+        f"what is measured; {peak()} at most so far"
     )
 
 
-def identity_of(fingerprint: Mapping[str, str], sides: Sides, ids: Int[np.ndarray, " d"]) -> dict[str, str]:
-    """What a run is for and on: a run is gone on with only if it is the same."""
+def identity_of(fingerprint: Mapping[str, str], dtype: str, sides: Sides, ids: Int[np.ndarray, " d"]) -> dict[str, str]:
+    """What a run is for and on: it is gone on with only if that is the same. dtype: the target's, as torch names it."""
     return {
         "target": " ".join(fingerprint.get(name, "") for name in ("weights", "config")),
+        "dtype": dtype,
         "data": sides.digest(),
         "draft vocabulary": hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest(),
     }

@@ -10,16 +10,18 @@ from .losses import parts_of, position_decay
 
 INITS = ("target", "layer", "random")
 """Where weights come from: the target's output layer; its last layer too; nowhere."""
+LABELS = ("answers", "all")
+"""What is learned of a text: its labels; or every token that something stands before, prompts too."""
 _FREE = ("max_minutes", "save_every")  # of these no loss depends
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """draft_vocab_size: ids that the head knows, None for all. intermediate_size: of its MLP, None for the target's.
-    ttt_steps: tokens that it learns to draft alone. loss: as `losses.loss_of` reads it; decay: what each further step
-    weighs. held_out: the share of prompts that are kept to measure on. max_length: tokens of a text at most.
-    eval_every, save_every: in steps. patience: measurements without a better one until it stops, None for never.
-    warmup: the share of all steps in which the learning rate rises.
+    ttt_steps: tokens that it learns to draft alone. labels: what of a text is learned. loss: as `losses.loss_of` reads
+    it; decay: what each further step weighs. held_out: the share of prompts that are kept to measure on. max_length:
+    tokens of a text at most. eval_every, save_every: in steps. patience: measurements without a better one until it
+    stops, None for never. warmup: the share of all steps in which the learning rate rises.
     """
 
     draft_vocab_size: int | None = 8192
@@ -27,6 +29,7 @@ class Settings:
     init: str = "target"
     freeze_head: bool = False
     ttt_steps: int = 4
+    labels: str = "answers"
     loss: str = "kl:0.5+lk:0.5"
     decay: float = 0.8
     lr: float = 5e-4
@@ -55,6 +58,8 @@ class Settings:
             raise ValueError(f"ttt_steps: {self.ttt_steps} is not allowed; it must be in 1 .. {_MOST_STEPS}")
         if self.init not in INITS:
             raise ValueError(f"init: {self.init!r} is not allowed; it must be one of {', '.join(INITS)}")
+        if self.labels not in LABELS:
+            raise ValueError(f"labels: {self.labels!r} is not allowed; it must be one of {', '.join(LABELS)}")
         for name in ("lr", "clip"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}: {getattr(self, name)} is not allowed; it must be above 0")
@@ -73,9 +78,10 @@ _MOST_STEPS = 16
 
 
 def require_same(now: Settings, then: Mapping[str, Any]) -> None:
-    """ValueError that names what differs from the settings of the run that is to be gone on with."""
-    ours = asdict(now)
+    """ValueError that names what differs from the settings of the run that is to be gone on with. One that there was
+    not yet when that began was what is now its default."""
+    ours, then = asdict(now), asdict(Settings()) | dict(then)
     names = [field.name for field in fields(Settings) if field.name not in _FREE]
-    differ = [f"{name} was {then.get(name)!r} and is {ours[name]!r}" for name in names if then.get(name) != ours[name]]
+    differ = [f"{name} was {then[name]!r} and is {ours[name]!r}" for name in names if then[name] != ours[name]]
     if differ:
         raise ValueError(f"out: the run there has other settings ({'; '.join(differ)}); give these, or another folder")
