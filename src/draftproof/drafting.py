@@ -46,13 +46,14 @@ Heads = dict[tuple[Path, int], EagleRunner]
 
 @dataclass
 class Drafting:
-    """Drafters and controllers for the requests to one target. models: that draft, by origin. why: what was chosen on
-    the way, for people."""
+    """Drafters and controllers for the requests to one target. models: that draft, by origin. head: where the trained
+    one that drafts lies. why: what was chosen on the way, for people."""
 
     config: SpeculativeConfig
     drafter: Drafter
     origins: tuple[str, ...] = ()
     draft: Loaded | None = None
+    head: Path | None = None  # its folder
     models: dict[str, Any] = field(default_factory=dict)
     answers: SuffixCorpus | None = None  # that were given before
     costs: Costs = field(default_factory=Costs)
@@ -130,7 +131,8 @@ def drafting_for(
             models[origin] = target.target.early(config.early_exit_layers)
             parts[origin] = EarlyExitDrafter(models[origin], config.kind)
         elif part == "eagle3":
-            models[origin] = _head(str(config.model), target, {} if heads is None else heads, notify)
+            made.head = resolve_head(str(config.model), notify)
+            models[origin] = _head(made.head, target, {} if heads is None else heads, notify)
             parts[origin] = EagleDrafter(models[origin], config.kind)
         else:
             made.draft = load(str(config.model))
@@ -161,8 +163,7 @@ def with_shipped(config: SpeculativeConfig, target: Loaded, why: list[str]) -> S
     return config
 
 
-def _head(name: str, target: Loaded, heads: Heads, notify: Notify) -> EagleRunner:
-    folder = resolve_head(name, notify)
+def _head(folder: Path, target: Loaded, heads: Heads, notify: Notify) -> EagleRunner:
     weights = folder / WEIGHTS
     key = folder, weights.stat().st_mtime_ns if weights.is_file() else 0
     if key not in heads:

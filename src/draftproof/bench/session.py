@@ -147,9 +147,10 @@ def _prepared(
         raise ValueError(
             "--prompts: with --max-tokens more, none of them fits the model's context; give less of either"
         )
-    models = {llm.loaded.name: llm.loaded.path} | {
-        draft.name: draft.path for each in ours[0] if (draft := each.llm.drafting.draft) is not None
-    }
+    models = {llm.loaded.name: llm.loaded.path}
+    for drafting in (each.llm.drafting for each in ours[0]):
+        models |= {} if drafting.draft is None else {drafting.draft.name: drafting.draft.path}
+        models |= {} if drafting.head is None else {f"head {drafting.config.model}": drafting.head}
     if plan.peers.kinds and plan.peers.assistant is not None:
         models[f"assistant {Path(plan.peers.assistant).name}"] = Path(plan.peers.assistant).expanduser()
     origin = provenance(argv, models)

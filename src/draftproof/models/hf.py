@@ -88,7 +88,7 @@ def packed_attention(
         raise ValueError("attention 'draftproof': this model is driven by draftproof; call it through HFTarget")
     heads, rows = query.shape[1:3]
     groups, step = heads // key.shape[1], max(draftproof.plan.kv_step, KV_STEP)
-    parts, places = [], []
+    parts, places, whole = [], [], False
     for span in draftproof.alone:  # before the neighbours: the last rows of a long piece may be among those
         at = slice(span.lo, span.lo + span.rows)
         keys, values = span.layout.cache.write(module.layer_idx, span.start, key[0, :, at], value[0, :, at])
@@ -101,11 +101,12 @@ def packed_attention(
         mask = some.mask(query, groups, sliding_window)
         o = attend(_gathered(query, some, groups), keys, values, mask, scaling, softcap, step)
         o = o.view(len(some.members), heads, some.size, -1).transpose(1, 2).flatten(0, 1)
-        parts.append(o.index_select(0, some.results))
+        whole = isinstance(some, Branches) and some.alone and len(draftproof.together) == 1 and not parts
+        parts.append(o.index_select(0, some.in_tile(rows) if whole else some.results))
         places.append(some.rows)
     for bough in draftproof.boughs:  # its branches are through
         bough.settle(module.layer_idx, key[0], value[0])
-    if len(parts) == 1 and not draftproof.together and len(parts[0]) == rows:
+    if len(parts) == 1 and len(parts[0]) == rows and (whole or not draftproof.together):
         return parts[0][None], None
     out = parts[0].new_zeros(rows, *parts[0].shape[1:])
     for place, part in zip(places, parts, strict=True):

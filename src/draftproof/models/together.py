@@ -48,18 +48,10 @@ class Neighbours:
         """A tile's keys and values, [heads, rows, size] each -> what the members see, [members, heads, slots, size]."""
         seen = []
         for whole, given in zip(self.arena.layer(layer), (key, value), strict=True):
-            place = self._place(whole.shape)
+            place = _place(whole.shape, self._at_row, self._at_slot, self._places)
             whole.view(-1, whole.shape[-1]).index_copy_(0, place, given[:, self.rows].reshape(-1, whole.shape[-1]))
             seen.append(whole[self.first : self.first + len(self.members), :, : self.slots])
         return seen[0], seen[1]
-
-    def _place(self, shape: torch.Size) -> torch.Tensor:
-        """Where each head of each row goes, in a buffer [rows, heads, slots, size]."""
-        _, heads, slots, _ = shape
-        if (heads, slots) not in self._places:
-            head = torch.arange(heads)[:, None]
-            self._places[heads, slots] = ((self._at_row * heads + head) * slots + self._at_slot).reshape(-1)
-        return self._places[heads, slots]
 
     def mask(self, like: torch.Tensor, groups: int, window: int | None) -> Float[torch.Tensor, "m 1 n s"]:
         """As `Span.mask`, for every member."""
@@ -67,6 +59,15 @@ class Neighbours:
         if key not in self._masks:
             self._masks[key] = _mask_of(self.members, self.size, self.slots, like, groups, window)
         return self._masks[key]
+
+
+def _place(shape: torch.Size, at_row: torch.Tensor, at_slot: torch.Tensor, known: dict) -> torch.Tensor:
+    """Where each head of each row goes, in a buffer [rows, heads, slots, size]."""
+    _, heads, slots, _ = shape
+    if (heads, slots) not in known:
+        head = torch.arange(heads)[:, None]
+        known[heads, slots] = ((at_row * heads + head) * slots + at_slot).reshape(-1)
+    return known[heads, slots]
 
 
 def _places_of(members: Sequence[Span], size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -136,7 +137,7 @@ class Branches:
     """The branches of one tree, each over a copy of what it sees: the text, and its own path where text would be.
 
     members: rows that stand one behind the other, in order; each but the first goes on from a row of an earlier one.
-    The call is that of `Neighbours`, with copies for caches.
+    The call is that of `Neighbours`, with copies for caches. alone: its rows are the first of their tile, in order.
     """
 
     def __init__(self, members: Sequence[Span]) -> None:
@@ -147,12 +148,14 @@ class Branches:
         self.size = max(span.size for span in members)
         self.slots = max(span.slots for span in members)
         self.rows, self.queries, self.results = _places_of(members, self.size)
+        self.alone = len(self.rows) == layout.rows and self._first == 0
         paths = [layout.leading_to(span.first) + list(range(span.first, span.last)) for span in members]
         ours = [(i, row) for i, path in enumerate(paths) for row in path if row >= self._committed]
-        self._member = torch.tensor([i for i, _ in ours])
         self._row = torch.tensor([self._first + row for _, row in ours])
-        self._slot = torch.tensor([layout.slot(row) for _, row in ours])
+        self._at_member = torch.tensor([i for i, _ in ours])
+        self._at_slot = torch.tensor([layout.slot(row) for _, row in ours])
         self._masks: dict[tuple, torch.Tensor] = {}
+        self._places: dict[tuple, torch.Tensor] = {}
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A tile's keys and values, [heads, rows, size] each -> what the members see, [members, heads, slots, size]."""
@@ -162,9 +165,17 @@ class Branches:
             self._cache.write(layer, self._start, key[:, own], value[:, own], self.slots), (key, value), strict=True
         ):
             copies = whole[:, : self.slots].expand(len(self.members), -1, -1, -1).contiguous()
-            copies[self._member, :, self._slot] = given[:, self._row].transpose(0, 1)
+            place = _place(copies.shape, self._at_member, self._at_slot, self._places)
+            wide = copies.shape[-1]
+            copies.view(-1, wide).index_copy_(0, place, given.index_select(1, self._row).reshape(-1, wide))
             seen.append(copies)
         return seen[0], seen[1]
+
+    def in_tile(self, rows: int) -> torch.Tensor:
+        """Which of the call's rows each row of a tile of theirs is; spare rows are the first."""
+        if len(self.results) < rows:
+            self.results = torch.cat([self.results, self.results.new_zeros(rows - len(self.results))])
+        return self.results
 
     def mask(self, like: torch.Tensor, groups: int, window: int | None) -> Float[torch.Tensor, "m 1 n s"]:
         """As `Span.mask`, for every member."""
