@@ -419,3 +419,20 @@ def test_the_trees_of_these_tests_are_what_they_are_called():
             assert max(tokens_of(1, 9)) < VOCAB
     assert [len(level) for level in levels_of(LEVELLED)][:3] == [3, 3, 3]
     assert max(depths(LEVELLED)) > 8
+
+
+def test_a_tree_beside_a_chain_says_what_it_says_alone(dtype):
+    """Where a tree has the tile for itself its rows come out in one piece; else they are put in their places."""
+    target = exact_target("llama", dtype)
+    if target is None:
+        pytest.skip("this machine keeps no bits")
+    tree, chain = target.open(64), target.open(64)
+    for session, seed in ((tree, 1), (chain, 2)):
+        target.forward([Feed(session, tokens_of(seed, 9), want=())])
+        target.commit([session], [()])
+    feeds = [Feed(tree, tokens_of(3, 6), (-1, -1, 0, 1, 1)), Feed(chain, tokens_of(4, 3), (-1, 0))]
+    alone = [target.forward([feed])[0].logits for feed in feeds]
+    for order in ((0, 1), (1, 0)):
+        together = target.forward([feeds[i] for i in order])
+        for i, scores in zip(order, together, strict=True):
+            np.testing.assert_array_equal(scores.logits, alone[i])
