@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from draftproof import LLM, SamplingParams
+from draftproof.base import Feed
 from draftproof.drafters import EagleDrafter
 from draftproof.fingerprint import quick_fingerprint
 from draftproof.models import shelf
@@ -232,3 +234,22 @@ def test_a_bfloat16_target_and_a_float32_one_take_the_same_head(folders):
     assert llm.drafting.models["eagle"].head.fc.weight.dtype is torch.bfloat16
     [output] = llm.generate(PROMPTS[:1], SAMPLING[:1])
     assert len(output.outputs[0].token_ids) == 12
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+def test_a_head_in_fewer_bits_says_nearly_the_same(folders, to):
+    llm = LLM(str(folders[0]), dtype="bfloat16", exact="law", speculative_config={"method": "none"})
+    logits = []
+    for quantization in (None, to):
+        config = {"method": "eagle3", "model": str(folders[1]), "quantization": quantization}
+        head = llm.speculating(config).drafting.models["eagle"]
+        session = head.open(8)
+        [scores] = head.forward([Feed(session, (1, 2, 3, 4))])
+        logits.append(scores.logits[0][head._ids])
+    off = np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max()
+    assert 0 < off < 0.3
+
+
+def test_what_cannot_be_rounded_is_said(llm, folders):
+    with pytest.raises(ValueError, match=r"int8 is for bfloat16 on a CPU; this draft model is torch\.float32"):
+        llm.speculating({"method": "eagle3", "model": str(folders[1]), "quantization": "int8"})

@@ -40,8 +40,8 @@ _REMEMBERED = 200_000  # tokens of earlier answers
 
 Notify = Callable[[str], None]
 
-Heads = dict[tuple[Path, int], EagleRunner]
-"""Loaded heads, by folder and when their weights were written."""
+Heads = dict[tuple[Path, int, str | None], EagleRunner]
+"""Loaded heads, by folder, when their weights were written, and in how many bits they run."""
 
 
 @dataclass
@@ -132,7 +132,7 @@ def drafting_for(
             parts[origin] = EarlyExitDrafter(models[origin], config.kind)
         elif part == "eagle3":
             made.head = resolve_head(str(config.model), notify)
-            models[origin] = _head(made.head, target, {} if heads is None else heads, notify)
+            models[origin] = _head(made.head, target, config.quantization, {} if heads is None else heads, notify)
             parts[origin] = EagleDrafter(models[origin], config.kind)
         else:
             made.draft = load(str(config.model))
@@ -163,13 +163,13 @@ def with_shipped(config: SpeculativeConfig, target: Loaded, why: list[str]) -> S
     return config
 
 
-def _head(folder: Path, target: Loaded, heads: Heads, notify: Notify) -> EagleRunner:
+def _head(folder: Path, target: Loaded, quantization: str | None, heads: Heads, notify: Notify) -> EagleRunner:
     weights = folder / WEIGHTS
-    key = folder, weights.stat().st_mtime_ns if weights.is_file() else 0
+    key = folder, weights.stat().st_mtime_ns if weights.is_file() else 0, quantization
     if key not in heads:
         known = quick_fingerprint(target.path, target.tokenizer)
         head, about = load_head(folder, target, fingerprint=known, notify=notify)
-        heads[key] = EagleRunner(target.target, head, about.embeddings)
+        heads[key] = EagleRunner(target.target, head, about.embeddings, quantization)
     return heads[key]
 
 

@@ -27,13 +27,13 @@ _USUAL_DEPTH, _DEEPEST = 5, 16
 _USUAL_WIDTHS = (3, 2)
 _LARGEST_TREE = 256  # of a tree that is asked for
 
-_USED_BY = (  # option, what it is if nobody asks for it, and the drafter that it is of
-    ("draft_vocabulary", None, "draft_model"),
-    ("vocabulary", "auto", "draft_model"),
-    ("quantization", None, "draft_model"),
-    ("prompt_lookup_max", 4, "ngram"),
-    ("prompt_lookup_min", 1, "ngram"),
-    ("suffix_cache", True, "suffix"),
+_USED_BY = (  # option, what it is if nobody asks for it, and the drafters that it is of
+    ("draft_vocabulary", None, ("draft_model",)),
+    ("vocabulary", "auto", ("draft_model",)),
+    ("quantization", None, ("draft_model", "eagle3")),
+    ("prompt_lookup_max", 4, ("ngram",)),
+    ("prompt_lookup_min", 1, ("ngram",)),
+    ("suffix_cache", True, ("suffix",)),
 )
 
 
@@ -162,10 +162,10 @@ class SpeculativeConfig:
                     raise ValueError(f"{name}: None is not allowed; method {part!r} needs one")
         if self.quantization is not None:
             _require_known("quantization", self.quantization, QUANTIZATIONS)
-        for name, usual, part in _USED_BY:
-            if getattr(self, name) != usual and part not in parts:
-                value = getattr(self, name)
-                raise ValueError(f"{name}: {value!r} is not used by method {self.method!r}; it goes with {part!r}")
+        for name, usual, users in _USED_BY:
+            if getattr(self, name) != usual and not set(users) & set(parts):
+                value, who = getattr(self, name), " or ".join(map(repr, users))
+                raise ValueError(f"{name}: {value!r} is not used by method {self.method!r}; it goes with {who}")
 
         grows = {"suffix", *_DRAWING} & set(parts)
         if self.tree is not None and (not grows or self.vocabulary in ("tli", "slem")):

@@ -7,86 +7,44 @@ draft: their entries were made of the head's own guesses, and entries made of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 
-from ..base import ROOT, Feed, Scores
-from ..trees import ancestors, depths
+from ..base import Feed, Scores
 from .eagle import FEATURES, EagleHead
+from .eagle_rows import Rows, looked_up, turns_of
+from .eagle_session import STEP, EagleSession, heard_by
 from .features import Heard, read_features
 from .feeds import require_known, rows_wanted
 from .hf import HFSession, HFTarget
+from .quantised import rounded
 
-_STEP = 256  # tokens by which a session's memory grows
 _FEW = 16  # rows up to which a product is quicker with the weight on the left (docs/decisions/0008)
-_MANY = 512  # rows of a text that are read at once
 _CLOSE = 0.05  # of a row's largest number: how much a replay may differ in bfloat16
 
 BEHIND = 32
 """Tokens after which a head listens though nobody asks it to draft: what it has not heard yet takes memory."""
 
 
-@dataclass(slots=True, eq=False)
-class EagleSession:
-    """Of one request. heard: what the target's session says, None for a copy that follows nobody. start: the first
-    token whose states were heard; everything is counted from it.
-
-    fused: [room, h], of which `told` are there. keys, values: [kv_heads, room, d], of which `length` are of entries
-    that stay; behind them lie those of the last feed. hidden: what the last feed's rows gave, [rows, h].
-    """
-
-    heard: Heard | None
-    fused: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    start: int = 0
-    told: int = 0
-    length: int = 0
-    hidden: torch.Tensor | None = None
-    feed: Feed | None = None
-
-    @property
-    def room(self) -> int:
-        return len(self.fused)
-
-    def grow(self, room: int) -> None:
-        if room <= self.room:
-            return
-        room = max(-(-room // _STEP) * _STEP, self.room * 3 // 2)
-        for name, dim in (("fused", 0), ("keys", 1), ("values", 1)):
-            old = getattr(self, name)
-            size = list(old.shape)
-            size[dim] = room
-            new = old.new_zeros(size)
-            new.narrow(dim, 0, old.shape[dim]).copy_(old)
-            setattr(self, name, new)
-
-    def add(self, fused: torch.Tensor) -> None:
-        self.grow(self.told + len(fused))
-        self.fused[self.told : self.told + len(fused)] = fused
-        self.told += len(fused)
-
-    def begin_with(self, donor: EagleSession, told: int, length: int) -> None:
-        """The donor's first states and entries, so many."""
-        self.start = donor.start
-        self.add(donor.fused[:told])
-        self.keys[:, :length] = donor.keys[:, :length]
-        self.values[:, :length] = donor.values[:, :length]
-        self.length = length
-
-
 class EagleRunner:
     """Runs `head` over sessions of `target`, in its dtype and on its device, for `drafters.EagleDrafter`.
 
-    embeddings: [v, h], what the head reads tokens as; the target's own, if it brings none.
+    embeddings: [v, h], what the head reads tokens as; the target's own, if it brings none. quantization: int8 or int4,
+    of its weights (quantised.py): less to read a step.
     """
 
-    def __init__(self, target: HFTarget, head: EagleHead, embeddings: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        target: HFTarget,
+        head: EagleHead,
+        embeddings: torch.Tensor | None = None,
+        quantization: str | None = None,
+    ) -> None:
         model = target.model
         if embeddings is None:
             embeddings = model.get_input_embeddings().weight.detach()
@@ -94,11 +52,19 @@ class EagleRunner:
         self.vocab_size, self.max_context = target.vocab_size, target.max_context
         self._target, self._embeds = target, embeddings.to(model.device, model.dtype)
         layer, own = head.layers[0], head.layers[0].self_attn
-        self._qkv = _stacked([own.q_proj, own.k_proj, own.v_proj])
-        self._gate_up = _stacked([layer.mlp.gate_proj, layer.mlp.up_proj])
+        weights = {
+            "fc": head.fc.weight,
+            "qkv": _stacked([own.q_proj, own.k_proj, own.v_proj]),
+            "o": own.o_proj.weight,
+            "gate_up": _stacked([layer.mlp.gate_proj, layer.mlp.up_proj]),
+            "down": layer.mlp.down_proj.weight,
+            "lm_head": head.lm_head.weight,
+        }
+        self.quantization = quantization
+        self._products = _products(weights, quantization)
         self._ids = head.token_ids.cpu().numpy()
         self._turns = torch.empty(0, 0)
-        self._turn_to(_STEP)
+        self._turn_to(STEP)
 
     # sessions
 
@@ -127,14 +93,14 @@ class EagleRunner:
     def traits(self) -> list[str]:
         """What its costs depend on."""
         shapes = [tuple(weight.shape) for weight in self.head.state_dict().values()]
-        return [repr(shapes), str(self._embeds.dtype), str(self._embeds.device)]
+        return [repr(shapes), str(self._embeds.dtype), str(self._embeds.device), str(self.quantization)]
 
     @torch.inference_mode()
     def hear(self, sessions: Sequence[EagleSession]) -> list[int]:
         """Take in what the target has read since. Returns how many tokens of each text are known."""
-        new = [(session, states) for session in sessions if (states := _heard(session)) is not None]
+        new = [(session, states) for session in sessions if (states := heard_by(session)) is not None]
         if new:
-            fused = _times(self.head.fc.weight, torch.cat([states for _, states in new]))
+            fused = self._products["fc"](torch.cat([states for _, states in new]))
             for (session, _), own in zip(new, fused.split([len(states) for _, states in new]), strict=True):
                 session.add(own)
         return [session.start + session.told for session in sessions]
@@ -163,7 +129,7 @@ class EagleRunner:
     def kv_cost(self, tokens: int) -> int:
         own = self.head.layers[0].self_attn
         numbers = 2 * own.kv_heads * own.size + self.head.config.hidden_size
-        kept = (tokens * 3 // 2 + 2 * _STEP) // _STEP * _STEP * numbers
+        kept = (tokens * 3 // 2 + 2 * STEP) // STEP * STEP * numbers
         unheard = FEATURES * self.head.config.hidden_size * BEHIND
         return (kept + unheard) * self._embeds.dtype.itemsize
 
@@ -204,7 +170,7 @@ class EagleRunner:
             return None
         [(states, _)] = read_features(self._target, [tokens[:known]], self.head.config.feature_layers)
         replay = self._session(None, start)
-        replay.add(_times(self.head.fc.weight, states[start:]))
+        replay.add(self._products["fc"](states[start:]))
         if session.length:
             self.forward([Feed(replay, tuple(tokens[start + 1 : start + 1 + session.length]), want=())])
         pairs = {
@@ -229,7 +195,7 @@ class EagleRunner:
             session.grow(session.length + len(feed.tokens))
             if not feed.known or session.hidden is None:
                 session.hidden = self._embeds.new_empty(0, self._embeds.shape[1])
-        for turn in _turns(feeds):
+        for turn in turns_of(feeds):
             self._run(turn)
         for feed in feeds:
             feed.session.feed = feed
@@ -239,7 +205,7 @@ class EagleRunner:
         ends = np.cumsum([len(rows) for rows in wanted])
         return [Scores(logits[end - len(rows) : end]) for rows, end in zip(wanted, ends, strict=True)]
 
-    def _run(self, rows: Sequence[_Rows]) -> None:
+    def _run(self, rows: Sequence[Rows]) -> None:
         """Rows of several feeds, none of which needs another, through the layer."""
         layer = self.head.layers[0]
         attention, eps = layer.self_attn, self.head.config.layer.rms_norm_eps
@@ -248,18 +214,18 @@ class EagleRunner:
         normed = _rms(hidden, layer.hidden_norm.weight, eps)
         embeds = _rms(self._embeds[torch.tensor(tokens)], layer.input_layernorm.weight, eps)
         heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
-        qkv = _times(self._qkv, torch.cat([embeds, normed], 1)).view(len(tokens), -1, size)
+        qkv = self._products["qkv"](torch.cat([embeds, normed], 1)).view(len(tokens), -1, size)
         turned = self._turned(qkv[:, : heads + kv_heads], [position for each in rows for position in each.positions])
         query, key, value = turned[:, :heads], turned[:, heads:], qkv[:, heads + kv_heads :]
         seen, lo = [], 0
         for each in rows:
             at = slice(lo, lo + len(each.tokens))
-            seen.append(_attention(each, query[at], key[at], value[at]))
+            seen.append(looked_up(each, query[at], key[at], value[at]))
             lo = at.stop
         mixed = torch.cat(seen) if len(seen) > 1 else seen[0]
-        hidden = (normed if self.head.config.norm_before_residual else hidden) + _times(attention.o_proj.weight, mixed)
-        gate, up = _times(self._gate_up, _rms(hidden, layer.post_attention_layernorm.weight, eps)).chunk(2, 1)
-        hidden = hidden + _times(layer.mlp.down_proj.weight, layer.mlp.act_fn(gate) * up)
+        hidden = (normed if self.head.config.norm_before_residual else hidden) + self._products["o"](mixed)
+        gate, up = self._products["gate_up"](_rms(hidden, layer.post_attention_layernorm.weight, eps)).chunk(2, 1)
+        hidden = hidden + self._products["down"](layer.mlp.act_fn(gate) * up)
         lo = 0
         for each in rows:
             session = each.feed.session
@@ -271,7 +237,7 @@ class EagleRunner:
         wide = np.full((len(hidden), self.vocab_size), -np.inf, np.float32)
         if len(hidden):
             normed = _rms(hidden, self.head.norm.weight, self.head.config.layer.rms_norm_eps)
-            said = _times(self.head.lm_head.weight, normed).float().cpu().numpy()
+            said = self._products["lm_head"](normed).float().cpu().numpy()
             said[~np.isfinite(said).all(1)] = 0  # a head that overflows guesses at random, and ends no request
             wide[:, self._ids] = said
         return wide
@@ -289,97 +255,22 @@ class EagleRunner:
         self._turns = torch.stack([part[0] for part in every])
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows first..last − 1 of a feed, all committed or all nodes whose parents have run."""
-
-    feed: Feed
-    first: int
-    last: int
-    positions: tuple[int, ...]  # of their entries in the text
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return self.feed.tokens[self.first : self.last]
-
-    def below(self) -> torch.Tensor:
-        """What they are made of besides their tokens, [n, h]."""
-        session, committed = self.feed.session, self.feed.committed
-        if self.first < committed:
-            return session.fused[session.length + self.first : session.length + self.last]
-        parents = self.feed.parents[self.first - committed : self.last - committed]
-        return session.hidden[[committed - 1 if node == ROOT else committed + node for node in parents]]
-
-    def mask(self) -> torch.Tensor | None:
-        """bool [n, slots], what each sees of the slots up to its last row's; None: everything."""
-        base, committed, count = self.feed.session.length, self.feed.committed, self.last - self.first
-        if self.first < committed:
-            own = torch.arange(base + self.first, base + self.last)[:, None]
-            return None if count == 1 else torch.arange(base + self.last) <= own
-        nodes = slice(self.first - committed, self.last - committed)
-        known = ancestors(self.feed.parents[: nodes.stop])[nodes]
-        if known.all():
-            return None
-        seen = torch.ones(count, base + self.last, dtype=torch.bool)
-        seen[:, base + committed :] = torch.from_numpy(known)
-        return seen
-
-
-def _turns(feeds: Sequence[Feed]) -> Iterator[list[_Rows]]:
-    """The rows that are new, in the turns in which they can run: committed ones, then nodes level by level."""
-    turns: dict[int, list[_Rows]] = {}
-    for feed in feeds:
-        session, committed = feed.session, feed.committed
-        at = session.start + session.length
-        for first in range(feed.known, committed, _MANY):
-            last = min(first + _MANY, committed)
-            place = (first - feed.known) // _MANY - committed // _MANY - 1  # before any node
-            turns.setdefault(place, []).append(_Rows(feed, first, last, tuple(range(at + first, at + last))))
-        levels = depths(feed.parents)
-        first = max(feed.known, committed)
-        for row in range(first + 1, len(feed.tokens) + 1):
-            if row == len(feed.tokens) or levels[row - committed] != levels[first - committed]:
-                if first < row:
-                    level = levels[first - committed]
-                    place = (at + committed - 1 + level,) * (row - first)
-                    turns.setdefault(level, []).append(_Rows(feed, first, row, place))
-                first = row
-    yield from (turns[turn] for turn in sorted(turns))
-
-
-def _attention(rows: _Rows, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """query [n, heads, d], key and value [n, kv_heads, d], which are written first -> [n, heads · d]."""
-    session = rows.feed.session
-    first, end = session.length + rows.first, session.length + rows.last
-    session.keys[:, first:end], session.values[:, first:end] = key.transpose(0, 1), value.transpose(0, 1)
-    (count, heads, size), kv_heads = query.shape, key.shape[1]
-    q = query.transpose(0, 1).reshape(1, kv_heads, heads // kv_heads * count, size)  # a group's heads as rows
-    mask = rows.mask()
-    seen = None if mask is None else mask.repeat(heads // kv_heads, 1)[None, None].to(q.device)
-    o = F.scaled_dot_product_attention(q, session.keys[None, :, :end], session.values[None, :, :end], attn_mask=seen)
-    return o.view(heads, count, size).transpose(0, 1).reshape(count, heads * size)
-
-
-def _heard(session: EagleSession) -> torch.Tensor | None:
-    """New states, [n, f]; what is kept is cut to where they begin."""
-    if session.heard is None:
-        return None
-    start, states = session.heard.take()
-    known = session.start + session.told
-    if session.start < start < known:  # the text was cut there; the last entry left was made of the token behind it
-        session.told = start - session.start
-        session.length = min(session.length, session.told - 1)
-    elif start != known:  # what lies between was never heard: begin here
-        session.start, session.told, session.length = start, 0, 0
-    return states
-
-
 def _stacked(layers: Sequence[Any]) -> torch.Tensor:
     """Their weights in one, of which theirs are views from now on."""
     every = torch.cat([layer.weight.detach() for layer in layers])
     for layer, part in zip(layers, every.split([len(layer.weight) for layer in layers]), strict=True):
         layer.weight.data = part
     return every
+
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""[n, inputs] -> [n, outputs]"""
+
+
+def _products(weights: Mapping[str, torch.Tensor], quantization: str | None) -> dict[str, Product]:
+    if quantization is None:
+        return {name: partial(_times, weight) for name, weight in weights.items()}
+    return {name: rounded(weight, quantization) for name, weight in weights.items()}
 
 
 def _times(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -90,14 +90,28 @@ def _shaped(y: torch.Tensor, outputs: int, bias: torch.Tensor | None, input: tor
 LINEARS = {"int8": Int8Linear, "int4": Int4Linear}
 
 
+def rounded(weight: torch.Tensor, to: str) -> nn.Module:
+    """One product with a matrix [outputs, inputs] in fewer bits, as a layer. ValueError where it cannot be."""
+    _require_here(weight.device, weight.dtype, to)
+    if weight.shape[1] % _GROUP:
+        raise ValueError(
+            f"quantization: {to} rounds weights with inputs in multiples of {_GROUP}; one has {weight.shape[1]}"
+        )
+    linear: Any = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    return LINEARS[to](linear)
+
+
+def _require_here(device: torch.device, dtype: torch.dtype, to: str) -> None:
+    if device.type != "cpu" or dtype is not torch.bfloat16:
+        raise ValueError(f"quantization: {to} is for bfloat16 on a CPU; this draft model is {dtype} on {device}")
+
+
 def quantise(target: HFTarget, to: str) -> None:
     """Change the model of a target that nobody else uses. Its rows are not padded any more: a draft's bits change how
     many tokens are accepted and, but under the coupled rule, which ones are drawn, though not their law."""
     model: Any = target.model
-    if model.device.type != "cpu" or model.dtype is not torch.bfloat16:
-        raise ValueError(
-            f"quantization: {to} is for bfloat16 on a CPU; this draft model is {model.dtype} on {model.device}"
-        )
+    _require_here(model.device, model.dtype, to)
     linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     able = [(name, module) for name, module in linear if module.in_features % _GROUP == 0]
     head = model.get_output_embeddings()
