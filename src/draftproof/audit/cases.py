@@ -32,10 +32,10 @@ from ..rules import why_not
 from ..trees import children, path_to, require_path
 from . import toys
 from .exact import EnumeratedChance, LoopCase, deviation, emitted_law, fractions_row, identity_law, target_law
+from .toy_head import HeadTable
 from .toys import (
     WITNESS,
     Eager,
-    HeadTable,
     Moody,
     Pair,
     ShallowTable,
