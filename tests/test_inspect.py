@@ -40,7 +40,7 @@ def test_a_head_is_shown_with_all_that_its_folder_says(folder, target, capsys):
     assert f"match     {target} is what it was trained for" in out
     assert "reads     what enters layers 2, 3, 4\nguesses   40 of 257 tokens, 4 at once\n" in out
     assert "size      54,016 parameters, bfloat16, 0.1 MB\n" in out
-    assert "training  steps 7, data.tokens 1000, data.sources ['a', 'b']\nmeasured  greedy.accepted 2.5\n" in out
+    assert "training  steps 7, data.tokens 1000, data.sources a b\nmeasured  greedy.accepted 2.5\n" in out
 
 
 def test_json_is_one_object(folder, target, other, capsys):

@@ -197,4 +197,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name} {f'{value:.4g}' if isinstance(value, float) else value}"
+            yield f"{prefix}{name} {_brief(value)}"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_brief, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
