@@ -12,13 +12,16 @@ from transformers import LlamaConfig
 from draftproof.models.eagle import EagleConfig, EagleHead
 from draftproof.train import unroll as unrolling
 from draftproof.train.attention import attend_dense, attend_flash
-from draftproof.train.batches import Batch, States, Text, batch_of
+from draftproof.train.batches import Batch, Span, States, Text, batch_of, spans_of
 from draftproof.train.unroll import unroll
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 VOCAB, SIZE, STEPS = 40, 16, 4
-LENGTHS = 9, 4, 1, 12, 2
+MASKS = "aaaaaaaaa", "aaaa", "a", "pppppppaaapppppaa", "aa"
+"""What of each text is an answer: of the fourth what is said in two turns."""
+SPANS = Span(0, 0, 7), Span(9, 9, 11), Span(14, 16, 22), Span(14, 24, 29)
+"""Rows that count at some step: of the fourth text those from which an answer is at most so many tokens away."""
 
 
 def head_of(norm_before_residual: bool = True, dtype: torch.dtype = torch.float64) -> EagleHead:
@@ -40,11 +43,16 @@ def head_of(norm_before_residual: bool = True, dtype: torch.dtype = torch.float6
     return head.eval()
 
 
-def texts_of(lengths: tuple[int, ...] = LENGTHS) -> list[Text]:
+def texts_of() -> list[Text]:
     generator = torch.Generator().manual_seed(1)
     return [
-        Text(str(i), str(i), tuple(torch.randint(VOCAB, (n,), generator=generator).tolist()), (True,) * n)
-        for i, n in enumerate(lengths)
+        Text(
+            str(i),
+            str(i),
+            tuple(torch.randint(VOCAB, (len(mask),), generator=generator).tolist()),
+            tuple(each == "a" for each in mask),
+        )
+        for i, mask in enumerate(MASKS)
     ]
 
 
@@ -59,8 +67,8 @@ def table() -> torch.Tensor:
     return torch.randn(VOCAB, SIZE, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
-def batch(lengths: tuple[int, ...] = LENGTHS) -> Batch:
-    return batch_of(texts_of(lengths), states_of, STEPS)
+def batch() -> Batch:
+    return batch_of(texts_of(), states_of, STEPS)
 
 
 class Drafting:
@@ -94,16 +102,26 @@ def drafted(head: EagleHead, text: Text, place: int) -> list[torch.Tensor]:
 
 
 def furthest(head: EagleHead) -> float:
-    """The largest difference of an unroll from drafting, over all places and steps."""
+    """The largest difference of an unroll from drafting, over all its rows and steps."""
     given, off = batch(), 0.0
     outputs = list(unroll(head, table(), given, STEPS))
-    lo = 0
-    for text in texts_of():
-        for place in range(len(text.tokens) - 1):
-            for k, wanted in enumerate(drafted(head, text, place)):
-                off = max(off, float((outputs[k][lo + place] - wanted).abs().max()))
-        lo += len(text.tokens)
+    of = [text for text in texts_of() for _ in text.tokens]
+    for at, row in enumerate(given.unrolled.tolist()):
+        for k, wanted in enumerate(drafted(head, of[row], int(given.places[row]))):
+            off = max(off, float((outputs[k][at] - wanted).abs().max()))
     return off
+
+
+def test_what_is_unrolled_by_hand():
+    given = batch()
+    assert given.spans == SPANS
+    assert given.unrolled.tolist() == [row for span in SPANS for row in range(span.first, span.end)]
+    counted = {row for rows in given.rows for row in given.unrolled[rows].tolist()}
+    assert counted == set(given.unrolled.tolist())
+
+
+def test_nothing_is_unrolled_where_nothing_counts():
+    assert spans_of(torch.tensor([], dtype=torch.int64), torch.arange(4)) == ()
 
 
 @pytest.mark.parametrize("norm_before_residual", [True, False])
@@ -123,7 +141,7 @@ def test_the_comparison_sees_wrong_positions(monkeypatch):
 
 @torch.no_grad()
 def test_the_comparison_sees_a_missing_own_key(monkeypatch):
-    monkeypatch.setattr(unrolling, "attend", lambda q, steps, lengths: attend_flash(q, steps[:2], lengths))
+    monkeypatch.setattr(unrolling, "attend", lambda q, steps, spans: attend_flash(q, steps[:2], spans))
     assert furthest(head_of()) > 1e-3
 
 
@@ -132,12 +150,15 @@ def test_documents_do_not_see_each_other():
     head, together = head_of(), batch()
     outputs = list(unroll(head, table(), together, STEPS))
     lo = 0
-    for text in texts_of():
+    for text in (text for text in texts_of() if text.counts):
         alone = batch_of([text], states_of, STEPS)
+        sure = [place + 1 for place in alone.unrolled.tolist()]
         for k, (all_rows, own) in enumerate(zip(outputs, unroll(head, table(), alone, STEPS), strict=True)):
-            sure = max(len(text.tokens) - 1 - k, 0)
-            torch.testing.assert_close(all_rows[lo : lo + sure], own[:sure], rtol=0, atol=1e-12)
-        lo += len(text.tokens)
+            inside = [at for at, place in enumerate(sure) if place + k < len(text.tokens)]
+            both = all_rows[[lo + at for at in inside]], own[inside]
+            torch.testing.assert_close(*both, rtol=0, atol=1e-12)
+        lo += len(sure)
+    assert lo == len(together.unrolled)
 
 
 def test_rows_and_laws_that_count_by_hand():
@@ -150,32 +171,34 @@ def test_rows_and_laws_that_count_by_hand():
     assert found.places.tolist() == [0, 1, 0, 1, 2, 3, 4]
     # flat places: c 2, d 3, e 4, f 5, g 6; the laws of f and g stand after e (4) and f (5)
     assert found.top.tolist() == [2, 3]  # states_of numbers them within the document
-    assert [rows.tolist() for rows in found.rows] == [[3, 4], [2, 3], [2]]
+    assert found.unrolled.tolist() == [2, 3, 4]
+    assert [rows.tolist() for rows in found.rows] == [[1, 2], [0, 1], [0]]
     assert [laws.tolist() for laws in found.laws] == [[0, 1], [0, 1], [1]]
 
 
-def random_attention(own: int, lengths: tuple[int, ...]) -> list[torch.Tensor]:
+def random_attention(own: int, spans: tuple[Span, ...], n: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    n = sum(lengths)
-    shapes = [(1, 4, n, 8)] + [(1, 2, n, 8)] * 2 * (1 + own)
+    rows = sum(span.end - span.first for span in spans)
+    shapes = [(1, 4, rows, 8), *[(1, 2, n, 8)] * 2, *[(1, 2, rows, 8)] * (2 * own)]
     return [torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
 @pytest.mark.parametrize("own", [0, 1, 3])
 def test_both_ways_of_attention_agree_and_so_do_their_gradients(own):
-    given = random_attention(own, LENGTHS)
-    weights = torch.randn(1, sum(LENGTHS), 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    given = random_attention(own, SPANS, sum(map(len, MASKS)))
+    weights = torch.randn(given[0].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     results = []
     for attend in (attend_dense, attend_flash):
         steps = list(zip(given[1::2], given[2::2], strict=True))
-        found = attend(given[0], steps, LENGTHS)
-        results.append([found, *torch.autograd.grad((found * weights).sum(), given)])
+        found = attend(given[0], steps, SPANS)
+        results.append([found, *torch.autograd.grad((found.transpose(1, 2) * weights).sum(), given)])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 def test_the_gradient_of_flash_attention_is_that_of_its_definition():
-    given = random_attention(2, (3, 2))
+    spans = Span(0, 0, 2), Span(2, 3, 5), Span(2, 6, 7)
+    given = random_attention(2, spans, 8)
     torch.autograd.gradcheck(
-        lambda q, *rest: attend_flash(q, list(zip(rest[::2], rest[1::2], strict=True)), (3, 2)), given
+        lambda q, *rest: attend_flash(q, list(zip(rest[::2], rest[1::2], strict=True)), spans), given
     )

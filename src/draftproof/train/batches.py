@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,16 +46,26 @@ class States:
     top: Int[torch.Tensor, " n"]
 
 
+class Span(NamedTuple):
+    """Rows first .. end − 1 of a batch, of the document that begins at row `start`."""
+
+    start: int
+    first: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """n rows of several documents, and m laws of the target that some row predicts.
+    """n rows of several documents, u of them unrolled, and m laws of the target that some row predicts.
 
-    Row r of step k is made of token r + 1 + k and predicts the law after it. rows[k]: those that count; laws[k]: which
-    law each of them predicts.
+    Row r of step k is made of token r + 1 + k and predicts the law after it. Unrolled are the rows that count at some
+    step; of the others, such as a prompt's, a drafter has keys and values alone. spans: the unrolled ones, run by run.
+    rows[k]: which of the unrolled rows count; laws[k]: which law each of them predicts.
     """
 
     ids: tuple[str, ...]
-    lengths: tuple[int, ...]
+    spans: tuple[Span, ...]
+    unrolled: Int[torch.Tensor, " u"]
     tokens: Int[torch.Tensor, " n"]
     places: Int[torch.Tensor, " n"]
     features: Float[torch.Tensor, "n f"]
@@ -66,9 +78,8 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         if device.type == "cpu":
             return self
-        moved = {
-            name: getattr(self, name).to(device) for name in ("tokens", "places", "features", "last", "log_z", "top")
-        }
+        names = "unrolled", "tokens", "places", "features", "last", "log_z", "top"
+        moved = {name: getattr(self, name).to(device) for name in names}
         pairs = {name: tuple(each.to(device) for each in getattr(self, name)) for name in ("rows", "laws")}
         return replace(self, **moved, **pairs)
 
@@ -76,22 +87,22 @@ class Batch:
 def batch_of(texts: Sequence[Text], states_of: Callable[[Text], States], steps: int) -> Batch:
     """steps: of the unroll, 1 or more."""
     states = [states_of(text) for text in texts]
-    lengths = tuple(len(text.tokens) for text in texts)
     tokens = torch.tensor([token for text in texts for token in text.tokens])
     labels = torch.tensor([label for text in texts for label in text.labels])
-    places = torch.cat([torch.arange(length) for length in lengths])
+    places = torch.cat([torch.arange(len(text.tokens)) for text in texts])
     rows, wanted = rows_of(labels, places, steps)
-    at = torch.cat(wanted).unique()
+    unrolled, at = torch.cat(rows).unique(), torch.cat(wanted).unique()
     return Batch(
         ids=tuple(text.id for text in texts),
-        lengths=lengths,
+        spans=spans_of(unrolled, places),
+        unrolled=unrolled,
         tokens=tokens,
         places=places,
         features=torch.cat([each.features for each in states]),
         last=torch.cat([each.last for each in states])[at],
         log_z=torch.cat([each.log_z for each in states])[at],
         top=torch.cat([each.top for each in states])[at],
-        rows=tuple(rows),
+        rows=tuple(torch.searchsorted(unrolled, each) for each in rows),
         laws=tuple(torch.searchsorted(at, each) for each in wanted),
     )
 
@@ -110,6 +121,19 @@ def rows_of(
         rows.append(own - 2 - k)
         wanted.append(own - 1)
     return rows, wanted
+
+
+def spans_of(rows: Int[torch.Tensor, " u"], places: Int[torch.Tensor, " n"]) -> tuple[Span, ...]:
+    """Rising rows as runs that do not leave their documents.
+
+    >>> spans_of(torch.tensor([1, 2, 4, 5]), torch.tensor([0, 1, 2, 3, 4, 0]))
+    (Span(start=0, first=1, end=3), Span(start=0, first=4, end=5), Span(start=5, first=5, end=6))
+    """
+    starts = rows - places[rows]
+    cuts = ((rows.diff() > 1) | (starts.diff() > 0)).nonzero()[:, 0] + 1
+    edges = [0, *cuts.tolist(), len(rows)]
+    runs = [(int(starts[lo]), int(rows[lo]), hi - lo) for lo, hi in pairwise(edges) if hi > lo]
+    return tuple(Span(start, first, first + length) for start, first, length in runs)
 
 
 # order

@@ -70,8 +70,8 @@ def evaluate(objective: Objective, batches: Iterable[Batch]) -> Quality:
     known = 0
     with evaluating(objective):
         for batch in batches:
-            chains = torch.ones(2, len(batch.tokens), device=batch.tokens.device)
-            whole = torch.ones_like(batch.tokens, dtype=torch.bool)  # rows that have counted at every step so far
+            chains = torch.ones(2, len(batch.unrolled), device=batch.tokens.device)
+            whole = torch.ones_like(batch.unrolled, dtype=torch.bool)  # rows that have counted at every step so far
             for k, (rows, values) in enumerate(_measured(objective, batch)):
                 whole &= torch.zeros_like(whole).index_fill(0, rows, True)
                 chains[:, rows] *= values[1:]
@@ -79,7 +79,8 @@ def evaluate(objective: Objective, batches: Iterable[Batch]) -> Quality:
                 sums[3:, k] += chains[:, whole].double().sum(1).cpu()
                 counts[:3, k] += len(rows)
                 counts[3:, k] += int(whole.sum())
-            known += int(torch.isin(batch.tokens[batch.rows[0] + 2], objective.head.token_ids).sum())
+            labels = batch.tokens[batch.unrolled[batch.rows[0]] + 2]
+            known += int(torch.isin(labels, objective.head.token_ids).sum())
     rows = int(counts[0, 0])
     if not rows:
         raise ValueError("data: no held-out text has a label that could be predicted")

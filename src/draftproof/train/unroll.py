@@ -1,7 +1,8 @@
 """A head unrolled over texts as it drafts: from every place of them on, `steps` tokens alone.
 
 Step 0 is fed the target's own states; step k the outputs of step k − 1, moved on by one token of the text. All places
-are unrolled at once (training-time test; Li et al., EAGLE-3, 2503.01840, §3.2).
+from which something is learned are unrolled at once (training-time test; Li et al., EAGLE-3, 2503.01840, §3.2); the
+others are read once, for their keys and values.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from .batches import Batch
 
 def unroll(
     head: EagleHead, embeddings: Float[torch.Tensor, "v h"], batch: Batch, steps: int
-) -> Iterator[Float[torch.Tensor, "n h"]]:
-    """The head's outputs of each step: row r of step k is what the head says after token r + 1 + k, the last k of which
-    it has read without the target. Rows that would pass the end of their document are there too, and mean nothing.
+) -> Iterator[Float[torch.Tensor, "u h"]]:
+    """The head's outputs of each step, at the rows that are unrolled: row r of step k is what the head says after token
+    r + 1 + k, the last k of which it has read without the target. Those past the end of their document mean nothing.
 
     embeddings: the target's table, which is not trained.
     """
@@ -29,9 +30,12 @@ def unroll(
     rows = torch.arange(end + 1, device=batch.tokens.device)
     for k in range(steps):
         embeds = embeddings[batch.tokens[(rows + 1 + k).clamp_max(end)]][None]
-        query, key, value, residual = head.attended(embeds, hidden, head.rotations(batch.places + k))
+        query, key, value, residual = head.attended(embeds, hidden, head.rotations(batch.places[rows] + k))
         seen.append((key.to(value.dtype), value))  # under autocast the rotation made it wide
-        hidden = head.finished(attend(query.to(value.dtype), seen, batch.lengths), residual)
+        if not k:
+            rows = batch.unrolled
+            query, residual = query[:, :, rows], residual[:, rows]
+        hidden = head.finished(attend(query.to(value.dtype), seen, batch.spans), residual)
         yield hidden[0]
 
 
