@@ -29,6 +29,7 @@ from draftproof.train.evaluate import evaluate, evaluating
 from draftproof.train.features import FeatureStore, fill, folder_of
 from draftproof.train.fit import Best, Material, Outcome, Watch, agreed, fit
 from draftproof.train.objective import Objective
+from draftproof.train.optimizers import optimizers_of
 from draftproof.train.prepare import (
     identity_of,
     learned,
@@ -310,8 +311,31 @@ def test_a_broken_checkpoint_is_refused(trained):
         trained.start()
 
 
+def test_muon_takes_the_layer_s_matrices_and_adamw_the_rest(loaded, data, store):
+    for settings in (SETTINGS, replace(SETTINGS, muon_lr=0), replace(SETTINGS, freeze_head=True)):
+        objective, _ = prepared(loaded, data, store, settings)
+        names = {id(weight): name for name, weight in objective.head.named_parameters()}
+        found = {
+            type(optimizer).__name__: sorted(names[id(each)] for each in optimizer.param_groups[0]["params"])
+            for optimizer in optimizers_of(objective.head, settings)
+        }
+        matrices = sorted(n for n, w in objective.head.named_parameters() if w.ndim == 2 and n != "lm_head.weight")
+        assert len(matrices) == 8
+        assert found.get("Muon") == (matrices if settings.muon_lr else None)
+        trained = sorted(name for name, weight in objective.head.named_parameters() if weight.requires_grad)
+        assert sorted(name for names in found.values() for name in names) == trained
+
+
+def test_each_optimizer_has_its_own_rate_and_both_fall_together(trained):
+    trained.start(replace(SETTINGS, muon_lr=0.5, epochs=1))
+    checkpoint = read_checkpoint(trained.out)
+    muon, adamw = (state["param_groups"][0]["lr"] for state in checkpoint.optimizers)
+    assert muon / adamw == pytest.approx(0.5 / SETTINGS.lr)
+    assert 0 < adamw < SETTINGS.lr
+
+
 def test_patience_ends_it(trained):
-    settings = replace(SETTINGS, lr=1e-12, eval_every=1, patience=2)
+    settings = replace(SETTINGS, lr=1e-12, muon_lr=0, eval_every=1, patience=2)
     outcome, _ = trained.start(settings)
     assert outcome.how == "patience"
     assert outcome.step <= 3
@@ -613,6 +637,8 @@ def test_an_epoch_has_every_text_once_in_an_order_of_its_own():
         {"ttt_steps": 17},
         {"lr": 0},
         {"lr": float("nan")},
+        {"muon_lr": -1},
+        {"muon_lr": float("inf")},
         {"decay": 0},
         {"loss": "no"},
         {"init": "no"},

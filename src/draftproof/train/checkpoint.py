@@ -7,7 +7,7 @@ the checkpoint's step are cut off, as these steps come again.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,14 +16,14 @@ import torch
 
 from ..aside import whole
 
-VERSION = 1
+VERSION = 2
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
     """step: steps done. best: of all measurements; best_step: when; best_head: the head then, in bfloat16. since:
-    measurements since. identity: what it was trained for and on, by name. head, optimizer: their states. What comes in
+    measurements since. identity: what it was trained for and on, by name. head, optimizers: their states. What comes in
     which order depends on the seed and the step alone; random: torch's generator all the same. ended: nothing is to
     come."""
 
@@ -33,7 +33,7 @@ class Checkpoint:
     best: Mapping[str, Any] | None
     since: int
     head: Mapping[str, torch.Tensor]
-    optimizer: Mapping[str, Any]
+    optimizers: Sequence[Mapping[str, Any]]
     random: torch.Tensor
     ended: bool = False
     best_step: int = 0

@@ -21,6 +21,7 @@ from .batches import Batch, States, Text, batch_of, epoch_of, filled
 from .checkpoint import Checkpoint, opened_log, read_checkpoint, save_checkpoint
 from .evaluate import Quality, evaluate
 from .objective import Objective
+from .optimizers import optimizers_of
 from .settings import Settings, require_same
 
 _LEAST_RATE = 0.1  # of the learning rate: where the cosine ends
@@ -108,16 +109,14 @@ def fit(
     if first is not None:
         require_same(settings, first.settings)
         _require_same_identity(material.identity, first.identity)
-    trained = [weight for weight in objective.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained, lr=settings.lr, betas=(0.9, 0.95), weight_decay=settings.weight_decay, fused=True
-    )
+    optimizers = optimizers_of(objective.head, settings)
     if first is not None:
         objective.head.load_state_dict(dict(first.head))
-        optimizer.load_state_dict(dict(first.optimizer))
+        for optimizer, state in zip(optimizers, first.optimizers, strict=True):
+            optimizer.load_state_dict(dict(state))
         torch.set_rng_state(first.random)
         watch.tell(f"going on after step {first.step} of {len(steps)}")
-    run = _Run(objective, material, settings, out, watch, accelerator, steps, trained, optimizer)
+    run = _Run(objective, material, settings, out, watch, accelerator, steps, optimizers)
     return run.go(first)
 
 
@@ -131,12 +130,12 @@ class _Run:
         watch: Watch,
         accelerator: Any,
         steps: list[list[list[int]]],
-        trained: list[torch.nn.Parameter],
-        optimizer: torch.optim.Optimizer,
+        optimizers: list[torch.optim.Optimizer],
     ) -> None:
         self.objective, self.material, self.settings, self.out, self.watch = objective, material, settings, out, watch
-        self.accelerator, self.steps, self.trained = accelerator, steps, trained
-        self.model, self.optimizer = accelerator.prepare(objective, optimizer)
+        self.accelerator, self.steps = accelerator, steps
+        self.model, *self.optimizers = accelerator.prepare(objective, *optimizers)
+        self.groups = [group for each in self.optimizers for group in each.param_groups]
         self.best: Best | None = None
         self.since = 0
         lengths = [len(text.tokens) for text in material.held_out]
@@ -168,7 +167,7 @@ class _Run:
                         "loss": loss,
                         "losses": losses,
                         "gradient": norm,
-                        "lr": self.optimizer.param_groups[0]["lr"],
+                        "lr": self.groups[-1]["lr"],
                         "texts": texts,
                         "seconds": round(time.perf_counter() - began, 3),
                     },
@@ -215,18 +214,20 @@ class _Run:
         """One step of the optimizer. ValueError if something is no number: then nothing has changed."""
         texts = [self.material.training[at] for at in self.steps[step][self.accelerator.process_index]]
         batch = self.batch(texts)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate(step, len(self.steps), self.settings.lr, self.settings.warmup)
-        self.optimizer.zero_grad()
+        for group in self.groups:
+            group["lr"] = rate(step, len(self.steps), group["initial_lr"], self.settings.warmup)
+        self.model.zero_grad()
         losses = self.model(batch)
         self.accelerator.backward(losses.total)
-        norm, total = float(self.accelerator.clip_grad_norm_(self.trained, self.settings.clip)), losses.total.item()
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip))
+        total = losses.total.item()
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise ValueError(
                 f"step {step + 1}: the loss is {total} and its gradient's norm {norm}, with the examples "
                 f"{', '.join(batch.ids)}; the last checkpoint stays: give a lower lr, or leave the examples out"
             )
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return total, [None if each != each else each for each in losses.steps.tolist()], norm, list(batch.ids)
 
     def measure(self, step: int, log: Any) -> None:
@@ -254,7 +255,7 @@ class _Run:
                 None if best is None else asdict(best.quality),
                 self.since,
                 self.objective.head.state_dict(),
-                self.optimizer.state_dict(),
+                [optimizer.state_dict() for optimizer in self.optimizers],
                 torch.get_rng_state(),
                 ended,
                 0 if best is None else best.step,

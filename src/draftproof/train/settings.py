@@ -19,7 +19,8 @@ _FREE = ("max_minutes", "save_every")  # of these no loss depends
 class Settings:
     """draft_vocab_size: ids that the head knows, None for all. intermediate_size: of its MLP, None for the target's.
     ttt_steps: tokens that it learns to draft alone. labels: what of a text is learned. loss: as `losses.loss_of` reads
-    it; decay: what each further step weighs. held_out: the share of prompts that are kept to measure on. max_length:
+    it; decay: what each further step weighs. lr: the highest rate of AdamW; muon_lr: of Muon, for the layer's matrices
+    (0: AdamW for these too). held_out: the share of prompts that are kept to measure on. max_length:
     tokens of a text at most. eval_every, save_every: in steps. patience: measurements without a better one until it
     stops, None for never. warmup: the share of all steps in which the learning rate rises.
     """
@@ -32,7 +33,8 @@ class Settings:
     labels: str = "answers"
     loss: str = "kl:0.5+lk:0.5"
     decay: float = 0.8
-    lr: float = 5e-4
+    lr: float = 2e-3
+    muon_lr: float = 8e-3
     warmup: float = 0.03
     weight_decay: float = 0.0
     clip: float = 1.0
@@ -60,6 +62,8 @@ class Settings:
             raise ValueError(f"init: {self.init!r} is not allowed; it must be one of {', '.join(INITS)}")
         if self.labels not in LABELS:
             raise ValueError(f"labels: {self.labels!r} is not allowed; it must be one of {', '.join(LABELS)}")
+        if not 0 <= self.muon_lr < float("inf"):
+            raise ValueError(f"muon_lr: {self.muon_lr} is not allowed; it must be 0 (AdamW for all) or above")
         for name in ("lr", "clip"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}: {getattr(self, name)} is not allowed; it must be above 0")
