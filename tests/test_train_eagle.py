@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftproof.cli import train_eagle
 from draftproof.cli.app import run
 from draftproof.fingerprint import fingerprint_of
-from draftproof.models.eagle_files import load_head, save_head
+from draftproof.models.eagle_files import load_head, read_about, save_head
 from draftproof.models.load import load
 from draftproof.train.batches import States, Text, batch_of, epoch_of, split
 from draftproof.train.checkpoint import read_checkpoint
@@ -726,15 +726,41 @@ def test_a_head_stays_whatever_comes_between_two_renames(error, tmp_path, monkey
     assert [each.name for each in tmp_path.iterdir()] == ["head"]
 
 
-def test_conversations_of_others_are_trained_on_too(command, tmp_path, capsys):
+@pytest.fixture
+def talks(tmp_path) -> Path:
     """A file of messages; what the assistant says are the labels, here "five!" and the like."""
     file = tmp_path / "talks.jsonl"
     talks = [[{"role": "user", "content": "ab" * i}, {"role": "assistant", "content": "five!" * i}] for i in (1, 2, 3)]
     file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
-    assert run([*command, "--data", str(file)]) == 0
+    return file
+
+
+def test_conversations_of_others_are_trained_on_too(command, data, talks, tmp_path, capsys):
+    assert run([str(talks) if each == str(data) else each for each in command]) == 0
     assert "talks.jsonl: 3 examples" in capsys.readouterr().err
     assert (tmp_path / "head" / "head" / "config.json").exists()
     assert len(list(tmp_path.glob("talks.jsonl.features-*"))) == 1
+
+
+def test_several_sources_are_learned_as_one(command, data, talks, tmp_path, capsys):
+    assert run([*command, "--data", str(talks), "--limit", "8"]) == 0
+    told = capsys.readouterr().err
+    assert "talks.jsonl: 3 examples" in told
+    counts = re.search(r"(\d+) examples to train on and (\d+) held out", told)
+    assert counts is not None
+    assert int(counts[1]) + int(counts[2]) == 8 + 3
+    assert len(list(tmp_path.glob("talks.jsonl.features-*"))) == len(list(data.glob("features-*"))) == 1
+    lines = (tmp_path / "head" / "log.jsonl").read_text().splitlines()
+    names = {name for line in map(json.loads, lines) for name in line.get("texts", ())}
+    assert {name.split("/")[0] for name in names} == {data.name, "talks.jsonl"}
+    training = read_about(tmp_path / "head" / "head").training
+    assert training["data"] == [data.name, "talks.jsonl"]
+    assert training["label_tokens"] < training["tokens"]
+
+
+def test_a_source_that_is_given_twice_is_refused(command, data, capsys):
+    assert run([*command, "--data", f"{data}/../{data.name}"]) == 2
+    assert f"data: '{data}/../{data.name}' is given twice" in capsys.readouterr().err
 
 
 def test_a_signal_gives_its_status(command, monkeypatch):

@@ -32,7 +32,10 @@ _SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def eagle(
-    data: Annotated[Path, _Option(help="A folder that **train data** made, or a file of conversations (messages).")],
+    data: Annotated[
+        list[Path],
+        _Option(help="A folder that **train data** made, or a file of conversations (messages). Repeatable."),
+    ],
     out: Annotated[Path, _Option(help="Folder for the head, its checkpoint and its log; gone on with if it is there.")],
     target: Model = "smollm2-135m",
     draft_vocab_size: Annotated[str, _Option(help="Ids that the head knows, the most frequent, or full.")] = "8192",
@@ -60,7 +63,7 @@ def eagle(
     eval_every: Annotated[int, _Option(help="Steps between measurements.")] = 200,
     save_every: Annotated[int, _Option(help="Steps between checkpoints.")] = 100,
     patience: Annotated[int | None, _Option(help="Stop after so many measurements without a better one.")] = None,
-    limit: Annotated[int | None, _Option(help="Use so many examples, the first ones.")] = None,
+    limit: Annotated[int | None, _Option(help="Use so many examples of each --data, the first ones.")] = None,
     max_minutes: Annotated[float | None, _Option(help="Stop after so long; the same command goes on.")] = None,
     single: Annotated[bool, _Option("--float32", help="Products in float32; in bfloat16 they are quicker.")] = False,
     dtype: Dtype = "bfloat16",
@@ -117,7 +120,7 @@ def eagle(
 
 def _train(
     name: str,
-    data: Path,
+    data: list[Path],
     out: Path,
     settings: Settings,
     dtype: str,
@@ -131,21 +134,10 @@ def _train(
     from ..fingerprint import fingerprint_of
     from ..models.eagle_config import About
     from ..models.load import load
-    from ..train.corpus import read_data
-    from ..train.features import FeatureStore, fill, folder_of
+    from ..train.features import fill
     from ..train.fit import Material, Watch, agreed, fit
-    from ..train.labels import conversations_of
-    from ..train.prepare import (
-        identity_of,
-        learned,
-        objective_of,
-        require_made_by,
-        sides_of,
-        talks_of,
-        texts_of,
-        try_a_step,
-        vocabulary_of,
-    )
+    from ..train.prepare import identity_of, learned, objective_of, sides_of, try_a_step, vocabulary_of
+    from ..train.sources import Stores, opened, texts_from, together
     from ..train.start import special_ids
     from ..train.target_head import target_head_of
 
@@ -153,16 +145,10 @@ def _train(
         torch.set_num_threads(threads)
     accelerator = _accelerator(device)
     tell = note if accelerator.is_main_process else _silent
-    found = None if data.is_file() else read_data(data, incomplete=True)  # before the model: it is quick
+    sources = opened(data)  # before the model: it is quick
     loaded = load(name, dtype=dtype, device=str(accelerator.device), exact="law", notify=tell)
     fingerprint = fingerprint_of(loaded.path, loaded.tokenizer)
-    if found is None:
-        texts = talks_of(conversations_of(data, loaded.tokenizer))
-    else:
-        require_made_by(fingerprint, found.manifest, tell)
-        texts = texts_of(found.examples)
-    more = found is not None and not found.manifest["complete"]
-    tell(f"{data}: {len(texts)} examples{'; more are being made' if more else ''}")
+    found = [texts_from(source, loaded.tokenizer, fingerprint, settings.limit, tell) for source in sources]
     target_head = target_head_of(loaded.target)
     kind = str(loaded.target.model.dtype).removeprefix("torch.")
 
@@ -170,27 +156,30 @@ def _train(
         return any(each.came for each in caught.values())
 
     wide = loaded.target.vocab_size
-    sides = sides_of(texts, wide, settings, tell)
+    sides = sides_of(together(sources, found), wide, settings, tell)
     ids = vocabulary_of(sides, wide, settings, special_ids(loaded.generation, loaded.tokenizer, wide), tell)
     objective = objective_of(loaded, target_head, ids, settings, tell)
     config = objective.head.config
     widths = config.hidden_size * len(config.feature_layers), config.hidden_size
-    folder = folder_of(data, fingerprint, kind, config.feature_layers)
-    if accelerator.is_main_process:
+    layers = config.feature_layers
+
+    def stores() -> Stores:
+        return Stores(sources, fingerprint, kind, layers, widths)
+
+    for at, store in enumerate(stores().each if accelerator.is_main_process else ()):
         with Progress("tokens read by the target") as bar:
-            store = FeatureStore(folder, widths)
-            shown = _Shown(bar, tell, "tokens read by the target")
-            layers = config.feature_layers
-            fill(store, sides.all, loaded.target, target_head, layers, tell=tell, show=shown.show, stopped=stopped)
+            shown, texts = _Shown(bar, tell, "tokens read by the target"), [x for x in sides.all if x.source == at]
+            fill(store, texts, loaded.target, target_head, layers, tell=tell, show=shown.show, stopped=stopped)
     accelerator.wait_for_everyone()
     if agreed(accelerator, stopped()):
         tell("stopped; what the target has read is kept")
         return "signal"
-    about = About(name, _architectures(loaded), settings.ttt_steps, fingerprint, asdict(settings))
+    made = asdict(settings) | {"data": [source.path.name for source in sources]} | sides.sizes()
+    about = About(name, _architectures(loaded), settings.ttt_steps, fingerprint, made)
     del loaded, target_head  # of the target, no more is needed than its embeddings and some rows of its head
     identity = identity_of(fingerprint, kind, sides, ids)
     training = learned(sides.training, settings.labels)
-    material = Material(training, sides.held_out, FeatureStore(folder, widths).of, identity)
+    material = Material(training, sides.held_out, stores().of, identity)
     try_a_step(objective, material, settings, accelerator, partial(_peak, accelerator.device), tell)
     out.mkdir(parents=True, exist_ok=True)
     keeper = _Keeper(out / HEAD, objective.head, about)

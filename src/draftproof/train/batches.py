@@ -19,12 +19,13 @@ from jaxtyping import Bool, Float, Int
 @dataclass(frozen=True, slots=True)
 class Text:
     """One example as it is trained on. labels: which of the tokens count as something to predict. group: texts of one
-    group, such as answers to one prompt, are on the same side of the split."""
+    group, such as answers to one prompt, are on the same side of the split. source: which of several it is from."""
 
     id: str
     group: str
     tokens: tuple[int, ...]
     labels: tuple[bool, ...]
+    source: int = 0
 
     def cut(self, most: int) -> Text:
         return self if len(self.tokens) <= most else replace(self, tokens=self.tokens[:most], labels=self.labels[:most])

@@ -38,6 +38,12 @@ class Sides:
     def all(self) -> list[Text]:
         return [*self.training, *self.held_out]
 
+    def sizes(self) -> dict[str, int]:
+        """Of what is trained on."""
+        labels = sum(sum(text.labels) for text in self.training)
+        tokens = sum(len(text.tokens) for text in self.training)
+        return {"examples": len(self.training), "tokens": tokens, "label_tokens": labels}
+
     def digest(self) -> str:
         found = hashlib.sha256()
         for side in (self.training, self.held_out):
@@ -67,7 +73,7 @@ def talks_of(conversations: Sequence[Labelled]) -> list[Text]:
 def sides_of(given: Sequence[Text], vocab_size: int, settings: Settings, tell: Tell) -> Sides:
     """ValueError: an id is none of the target's, or too few texts have something to predict."""
     texts, long = [], 0
-    for text in given[: settings.limit]:
+    for text in given:
         if max(text.tokens) >= vocab_size:
             raise ValueError(
                 f"data: example {text.id} has token {max(text.tokens)}, the target knows {vocab_size}; it must be data "
