@@ -147,7 +147,6 @@ class HFTarget:
     def __init__(self, model: PreTrainedModel, plan: RowPlan, calls: Iterable[Call] | None = None) -> None:
         seen = try_out(model).calls if calls is None else calls  # refuses what cannot be driven
         calls = sorted(seen, key=lambda call: call.layer)
-        self._shapes = [(call.kv_heads, call.key_size, call.value_size) for call in calls]
         self._arena: KVArena | None = None
         self._in_blocks = False
         self._ears: dict[tuple, Ear] = {}
@@ -158,6 +157,7 @@ class HFTarget:
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.max_context = context_of(config)
+        self._keep_caches_of([(call.kv_heads, call.key_size, call.value_size) for call in calls])
 
     def early(self, layers: int) -> EarlyTarget:
         """The first `layers` layers, the final norm and the head of this very model."""
@@ -180,17 +180,17 @@ class HFTarget:
         longest = min(tokens, self.max_context)
         self._arena = arena(sessions + _SOLO, longest, self._shapes, self.model.dtype, self.model.device)
         self._in_blocks = True
+        self._keep_caches_of(self._shapes)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return sum(heads * (key + value) for heads, key, value in self._shapes) * self.model.dtype.itemsize
+    def _keep_caches_of(self, shapes: Sequence[tuple[int, int, int]]) -> None:
+        """Layers' heads, and their sizes of keys and values; and what these cost, which is asked for every round."""
+        self._shapes, size = shapes, self.model.dtype.itemsize
+        self.kv_bytes_per_token = sum(heads * (key + value) for heads, key, value in shapes) * size
+        self._page = 0 if self._arena is None else max(PAGE // (min(sizes) * size) for _, *sizes in shapes)
 
     def kv_cost(self, tokens: int) -> int:
         """In pages of the arena, or steps of a buffer; in blocks of at least 64 tokens, to be counted seldom."""
-        taken = self.plan.kv_step
-        if self._arena is not None:
-            taken = max(PAGE // (min(sizes) * self.model.dtype.itemsize) for _, *sizes in self._shapes)
-        block = -(-max(taken, _BLOCK) // _BLOCK) * _BLOCK
+        block = -(-max(self._page or self.plan.kv_step, _BLOCK) // _BLOCK) * _BLOCK
         return -(-tokens // block) * block * self.kv_bytes_per_token
 
     def open(self, capacity: int) -> HFSession:
@@ -322,7 +322,7 @@ class EarlyTarget(HFTarget):
     def __init__(self, target: HFTarget, layers: int) -> None:
         self.__dict__.update(target.__dict__)
         self.model = first_layers(target.model, layers)
-        self._shapes = self._shapes[:layers]
+        self._keep_caches_of(self._shapes[:layers])
 
     def open_over(self, session: HFSession) -> HFSession:
         """A session that is always as long as `session`, of the target."""
