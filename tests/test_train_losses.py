@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from draftproof.theory import coupled_match
+from draftproof.train import losses
 from draftproof.train.losses import LOSSES, loss_of, overlap, parts_of, position_decay
 from draftproof.train.objective import Laws, project
 
@@ -56,6 +58,19 @@ def test_a_perfect_draft_has_the_least_loss(name):
 
 def test_overlap_is_the_acceptance():
     assert float(overlap(Q, P)) == pytest.approx(0.5)
+
+
+def test_the_coupled_match_is_that_of_the_theory():
+    generator = torch.Generator().manual_seed(3)
+    for spread in (0.1, 1.0, 5.0):
+        logits, target = (torch.randn(4, 9, generator=generator, dtype=torch.float64) * spread for _ in range(2))
+        p, known = target.softmax(-1), torch.tensor([0, 2, 3, 5, 8])
+        q = torch.zeros_like(p)
+        q[:, known] = logits[:, known].softmax(-1)
+        found = losses.coupled_match(logits[:, known], p[:, known].log())
+        wanted = [float(coupled_match(*pair)) for pair in zip(p.numpy(), q.numpy(), strict=True)]
+        assert found.tolist() == pytest.approx(wanted, abs=1e-12)
+    assert value("coupled", logs(0.5, 0.5), logs(0.5, 0.5)) == pytest.approx(0, abs=1e-12)
 
 
 def random(seed: int, rows: int = 3, ids: int = 5) -> tuple[torch.Tensor, torch.Tensor]:

@@ -48,7 +48,9 @@ def eagle(
     labels: Annotated[
         str, _Option(help="answers (what the target said), or all: its prompts are learned, too; measured are answers.")
     ] = "answers",
-    loss: Annotated[str, _Option(help="ce, hard, kl, rkl, tv, lk, or a sum such as kl:0.5+lk:0.5.")] = "kl:0.5+lk:0.5",
+    loss: Annotated[
+        str, _Option(help="ce, hard, kl, rkl, tv, lk, coupled, or a sum such as kl:0.5+lk:0.5.")
+    ] = "kl:0.5+lk:0.5",
     decay: Annotated[float, _Option(help="What each further step weighs, against the one before.")] = 0.8,
     lr: Annotated[float, _Option(help="Highest learning rate of AdamW: output rows and norms.")] = 2e-3,
     muon_lr: Annotated[float, _Option(help="Highest of Muon: the layer's matrices. 0: AdamW for all.")] = 8e-3,

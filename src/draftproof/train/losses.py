@@ -10,6 +10,7 @@ there. Only `reverse_kl` has no such weight of its own, so it is given one.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 
@@ -59,6 +60,23 @@ def acceptance(logits: Float[torch.Tensor, "n d"], log_p: Float[torch.Tensor, "n
     return -torch.minimum(logits.log_softmax(-1), log_p.clamp_min(_LEAST)).logsumexp(-1)
 
 
+def coupling(logits: Float[torch.Tensor, "n d"], log_p: Float[torch.Tensor, "n d"]) -> Float[torch.Tensor, " n"]:
+    """−log of the probability that p and q, with the same Gumbel noise, give the same token: the acceptance of the
+    coupled rule (`theory.coupled_match`). It sorts every row, and so costs more than the others."""
+    return -coupled_match(logits, log_p).clamp_min(math.exp(_LEAST)).log()
+
+
+def coupled_match(logits: Float[torch.Tensor, "n d"], log_p: Float[torch.Tensor, "n d"]) -> Float[torch.Tensor, " n"]:
+    """Σ_x 1/Σ_y max(p_y/p_x, q_y/q_x) over the draft's ids x, and all ids y of the target."""
+    log_q, log_p = logits.log_softmax(-1).clamp_min(_LEAST), log_p.clamp_min(_LEAST)
+    order = (log_q - log_p).detach().argsort(-1)
+    p, q = (each.gather(-1, order).exp() for each in (log_p, log_q))
+    outside = (1 - p.sum(-1, keepdim=True)).clamp_min(0)  # ids that the draft does not know stand before all others
+    before = outside + p.cumsum(-1)
+    behind = q.flip(-1).cumsum(-1).flip(-1) - q
+    return (1 / (before / p + behind.clamp_min(0) / q)).sum(-1)
+
+
 def overlap(logits: Float[torch.Tensor, "n d"], log_p: Float[torch.Tensor, "n d"]) -> Float[torch.Tensor, " n"]:
     """Σ min(p, q): how likely a draft from q is accepted."""
     return torch.minimum(logits.softmax(-1), log_p.exp()).sum(-1)
@@ -71,6 +89,7 @@ LOSSES: dict[str, Loss] = {
     "rkl": reverse_kl,
     "tv": total_variation,
     "lk": acceptance,
+    "coupled": coupling,
 }
 
 _PART = re.compile(r"([a-z]+)(?::([0-9]*\.?[0-9]+))?")
