@@ -36,10 +36,12 @@ from draftproof.train.prepare import (
     objective_of,
     require_made_by,
     sides_of,
+    sizes_of,
     texts_of,
     vocabulary_of,
 )
 from draftproof.train.settings import Settings
+from draftproof.train.sources import Source, opened, together
 from draftproof.train.target_head import TargetHead, require_same_logits, target_head_of
 from draftproof.train.vocabulary import choose_vocabulary, coverage, label_counts
 from tests import heads, tiny
@@ -247,13 +249,6 @@ def test_a_setting_that_was_not_there_yet_was_its_default(trained):
     trained.start()
 
 
-def test_a_run_of_an_older_version_is_of_bfloat16(trained):
-    trained.start(replace(SETTINGS, max_minutes=1e-9))
-    changed(trained, lambda state: state["identity"].pop("dtype"))
-    with pytest.raises(ValueError, match=r"^out: .* another dtype;"):
-        trained.start()
-
-
 def test_the_best_head_is_written_down_again_when_a_run_is_gone_on_with(whole, trained):
     done: list[int] = []
     trained.start(show=lambda at, total, loss: done.append(at), stopped=lambda: len(done) == 5)
@@ -266,15 +261,6 @@ def test_the_best_head_is_written_down_again_when_a_run_is_gone_on_with(whole, t
         assert torch.equal(weight, best.state[name])
         assert weight.dtype is torch.bfloat16 or not weight.is_floating_point()
     assert trained.log() == whole.log()
-
-
-def test_a_best_one_that_was_measured_by_an_older_version_is_not_compared_with(trained):
-    done: list[int] = []
-    trained.start(show=lambda at, total, loss: done.append(at), stopped=lambda: len(done) == 5)
-    changed(trained, lambda state: (state.pop("best_head"), state.pop("best_step"), state["best"].update(sampled=99.0)))
-    trained.kept.clear()
-    trained.start()
-    assert trained.kept[0].step == 8
 
 
 @pytest.mark.parametrize("others", [0.0, 1.0])
@@ -324,6 +310,8 @@ def test_muon_takes_the_layer_s_matrices_and_adamw_the_rest(loaded, data, store)
         assert found.get("Muon") == (matrices if settings.muon_lr else None)
         trained = sorted(name for name, weight in objective.head.named_parameters() if weight.requires_grad)
         assert sorted(name for names in found.values() for name in names) == trained
+    for optimizer in optimizers_of(objective.head, replace(SETTINGS, weight_decay=0.25)):
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [0.25]
 
 
 def test_each_optimizer_has_its_own_rate_and_both_fall_together(trained):
@@ -743,6 +731,8 @@ def test_conversations_of_others_are_trained_on_too(command, data, talks, tmp_pa
 
 
 def test_several_sources_are_learned_as_one(command, data, talks, tmp_path, capsys):
+    for folder in data.glob("features-*"):
+        shutil.rmtree(folder)
     assert run([*command, "--data", str(talks), "--limit", "8"]) == 0
     told = capsys.readouterr().err
     assert "talks.jsonl: 3 examples" in told
@@ -755,7 +745,48 @@ def test_several_sources_are_learned_as_one(command, data, talks, tmp_path, caps
     assert {name.split("/")[0] for name in names} == {data.name, "talks.jsonl"}
     training = read_about(tmp_path / "head" / "head").training
     assert training["data"] == [data.name, "talks.jsonl"]
-    assert training["label_tokens"] < training["tokens"]
+    assert training["examples"] == int(counts[1])
+
+
+def test_sizes_are_of_what_is_learned():
+    text = Text("0", "g", tuple(range(9)), (False,) * 4 + (True,) * 5)
+    assert sizes_of([text]) == {"examples": 1, "tokens": 9, "label_tokens": 5}
+    assert sizes_of(learned([text, text], "all")) == {"examples": 2, "tokens": 18, "label_tokens": 14}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_answers_to_one_prompt_are_on_one_side_from_wherever_they_come(reverse):
+    """A conversation of two turns, and answers of another source to its first and to its second question."""
+    talk = Text("0", "prompt (1, 2)", (1, 2, 3, 4, 5, 6), (False, False, True, False, False, True))
+    answers = [
+        Text("0", "prompt (1, 2)", (1, 2, 9), (False, False, True)),
+        Text("1", "prompt (1, 2, 3, 4, 5)", (1, 2, 3, 4, 5, 9), (False,) * 5 + (True,)),
+        Text("2", "prompt (7,)", (7, 9), (False, True)),
+    ]
+    sources = [Source(Path("a"), "a", None), Source(Path("b"), "b", None)]
+    found = together(sources, [answers, [talk]] if reverse else [[talk], answers])
+    groups = {text.id: text.group for text in found}
+    a, b = ("b", "a") if reverse else ("a", "b")
+    assert groups == dict.fromkeys([f"{a}/0", f"{b}/0", f"{b}/1"], "prompt (1, 2)") | {f"{b}/2": "prompt (7,)"}
+    assert {text.source for text in found} == {0, 1}
+
+
+def test_sources_of_one_name_are_told_apart(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "talks.jsonl").write_text("{}")
+    paths = [tmp_path / name / "talks.jsonl" for name in ("one", "two")]
+    assert [source.name for source in opened(paths)] == [str(path) for path in paths]
+    assert opened(paths[:1])[0].name == "talks.jsonl"
+
+
+def test_the_tokenizer_of_every_source_is_compared(command, data, tmp_path, capsys):
+    other = shutil.copytree(data, tmp_path / "other", ignore=shutil.ignore_patterns("features-*"))
+    manifest = json.loads((other / "data.json").read_text())
+    manifest["fingerprint"] |= {"weights": "other", "tokenizer": "other"}
+    (other / "data.json").write_text(json.dumps(manifest))
+    assert run([*command, "--data", str(other)]) == 2
+    assert "target: it has another tokenizer than 'tiny'" in capsys.readouterr().err
 
 
 def test_a_source_that_is_given_twice_is_refused(command, data, capsys):

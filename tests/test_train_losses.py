@@ -67,7 +67,7 @@ def test_the_coupled_match_is_that_of_the_theory():
         p, known = target.softmax(-1), torch.tensor([0, 2, 3, 5, 8])
         q = torch.zeros_like(p)
         q[:, known] = logits[:, known].softmax(-1)
-        found = losses.coupled_match(logits[:, known], p[:, known].log())
+        found = losses.log_coupled_match(logits[:, known], p[:, known].log()).exp()
         wanted = [float(coupled_match(*pair)) for pair in zip(p.numpy(), q.numpy(), strict=True)]
         assert found.tolist() == pytest.approx(wanted, abs=1e-12)
     assert value("coupled", logs(0.5, 0.5), logs(0.5, 0.5)) == pytest.approx(0, abs=1e-12)
@@ -88,10 +88,14 @@ def test_gradients(name):
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_is_nan_where_p_is_0_or_q_underflows(name, dtype):
-    """Rows: p has a 0; all of p is elsewhere; q underflows where p is; both at once."""
+    """Rows: p has a 0; all of p is elsewhere; q underflows where p is; both at once; q is small in all degrees."""
     inf = torch.inf
-    log_p = torch.tensor([[0.0, -inf, -inf], [-inf, -inf, -inf], [-200.0, -1.0, 0.0], [-inf, -1.0, -inf]], dtype=dtype)
-    logits = torch.tensor([[0.0, 0, 0], [0, 0, 0], [500, 0, -500], [2000, -2000, 0]], dtype=dtype, requires_grad=True)
+    rows = [[0.0, -inf, -inf], [-inf, -inf, -inf], [-200.0, -1.0, 0.0], [-inf, -1.0, -inf]]
+    rows += [[-2.3, -0.7, -0.9]] * 7
+    given = [[0.0, 0, 0], [0, 0, 0], [500, 0, -500], [2000, -2000, 0]]
+    given += [[0, -gap, -1] for gap in (20, 40, 46, 60, 79, 81, 120)]
+    log_p, logits = (torch.tensor(each, dtype=dtype) for each in (rows, given))
+    logits.requires_grad_()
     found = LOSSES[name](logits, log_p)
     [slope] = torch.autograd.grad(found.sum(), logits)
     assert torch.isfinite(found).all()

@@ -136,9 +136,8 @@ def _train(
     from ..fingerprint import fingerprint_of
     from ..models.eagle_config import About
     from ..models.load import load
-    from ..train.features import fill
     from ..train.fit import Material, Watch, agreed, fit
-    from ..train.prepare import identity_of, learned, objective_of, sides_of, try_a_step, vocabulary_of
+    from ..train.prepare import identity_of, learned, objective_of, sides_of, sizes_of, try_a_step, vocabulary_of
     from ..train.sources import Stores, opened, texts_from, together
     from ..train.start import special_ids
     from ..train.target_head import target_head_of
@@ -168,19 +167,19 @@ def _train(
     def stores() -> Stores:
         return Stores(sources, fingerprint, kind, layers, widths)
 
-    for at, store in enumerate(stores().each if accelerator.is_main_process else ()):
+    if accelerator.is_main_process:
         with Progress("tokens read by the target") as bar:
-            shown, texts = _Shown(bar, tell, "tokens read by the target"), [x for x in sides.all if x.source == at]
-            fill(store, texts, loaded.target, target_head, layers, tell=tell, show=shown.show, stopped=stopped)
+            shown = _Shown(bar, tell, "tokens read by the target")
+            stores().fill(sides.all, loaded.target, target_head, tell=tell, show=shown.show, stopped=stopped)
     accelerator.wait_for_everyone()
     if agreed(accelerator, stopped()):
         tell("stopped; what the target has read is kept")
         return "signal"
-    made = asdict(settings) | {"data": [source.path.name for source in sources]} | sides.sizes()
+    training = learned(sides.training, settings.labels)
+    made = asdict(settings) | {"data": [source.name for source in sources]} | sizes_of(training)
     about = About(name, _architectures(loaded), settings.ttt_steps, fingerprint, made)
     del loaded, target_head  # of the target, no more is needed than its embeddings and some rows of its head
     identity = identity_of(fingerprint, kind, sides, ids)
-    training = learned(sides.training, settings.labels)
     material = Material(training, sides.held_out, stores().of, identity)
     try_a_step(objective, material, settings, accelerator, partial(_peak, accelerator.device), tell)
     out.mkdir(parents=True, exist_ok=True)

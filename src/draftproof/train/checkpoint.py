@@ -35,9 +35,9 @@ class Checkpoint:
     head: Mapping[str, torch.Tensor]
     optimizers: Sequence[Mapping[str, Any]]
     random: torch.Tensor
-    ended: bool = False
-    best_step: int = 0
-    best_head: Mapping[str, torch.Tensor] | None = None  # older versions kept none
+    ended: bool
+    best_step: int
+    best_head: Mapping[str, torch.Tensor] | None
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:

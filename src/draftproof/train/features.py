@@ -167,6 +167,27 @@ def folder_of(data: Path, fingerprint: dict[str, str], dtype: str, layers: Seque
     return data.with_name(f"{data.name}.{name}") if data.is_file() else data / name
 
 
+def require_room(given: Sequence[tuple[FeatureStore, Sequence[Text]]]) -> None:
+    """ValueError: the disks have no room for what these stores lack of these texts."""
+    needs: dict[int, tuple[int, int, Path]] = {}  # by disk: tokens, bytes, and where
+    for store, texts in given:
+        tokens = sum(len(text.tokens) for text in _missing(store, texts))
+        disk = store.folder.stat().st_dev
+        so_far = needs.get(disk, (0, 0, store.folder))
+        needs[disk] = so_far[0] + tokens, so_far[1] + tokens * store.bytes_per_token, so_far[2]
+    for tokens, need, folder in needs.values():
+        if need > (free := shutil.disk_usage(folder).free):
+            raise ValueError(
+                f"features: {tokens} tokens take {need / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free; "
+                "give fewer examples (--limit)"
+            )
+
+
+def _missing(store: FeatureStore, texts: Sequence[Text]) -> list[Text]:
+    """What the store lacks, each text once."""
+    return list({_key(text): text for text in texts if text not in store}.values())
+
+
 def fill(
     store: FeatureStore,
     texts: Sequence[Text],
@@ -196,16 +217,11 @@ def _fill(
     show: Callable[[int, int], None],
     stopped: Callable[[], bool],
 ) -> bool:
-    missing = list({_key(text): text for text in texts if text not in store}.values())
+    missing = _missing(store, texts)
     total = sum(len(text.tokens) for text in missing)
     if not missing:
         return True
     need = total * store.bytes_per_token
-    if need > (free := shutil.disk_usage(store.folder).free):
-        raise ValueError(
-            f"features: {total} tokens take {need / 1e9:.1f} GB in {store.folder}, where {free / 1e9:.1f} GB are free; "
-            "give fewer examples (--limit)"
-        )
     done, began = 0, time.perf_counter()
     for at, some in enumerate(_groups(missing)):
         if stopped():

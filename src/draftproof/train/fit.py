@@ -194,11 +194,7 @@ class _Run:
 
     def remember(self, first: Checkpoint) -> None:
         """The best head so far, which is written down again: OUT may have lost it, or have a later one."""
-        if first.best is None:
-            return
-        if first.best_head is None:
-            told = "the best head so far was measured otherwise, by an older version"
-            self.watch.tell(told if first.ended else f"{told}; the next one that is measured takes its place")
+        if first.best is None or first.best_head is None:
             return
         self.best = Best(_quality(first.best), first.best_step, first.best_head)
         self.keep(self.best)
@@ -224,7 +220,8 @@ class _Run:
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise ValueError(
                 f"step {step + 1}: the loss is {total} and its gradient's norm {norm}, with the examples "
-                f"{', '.join(batch.ids)}; the last checkpoint stays: give a lower lr, or leave the examples out"
+                f"{', '.join(batch.ids)}; the last checkpoint stays: give a lower lr or muon_lr, or leave the examples "
+                "out"
             )
         for optimizer in self.optimizers:
             optimizer.step()
@@ -236,7 +233,7 @@ class _Run:
         if not all(map(math.isfinite, found.loss)):
             raise ValueError(
                 f"step {step}: measured on what is held out, the loss is {found.loss}; the last checkpoint stays: "
-                "give a lower lr"
+                "give a lower lr or muon_lr"
             )
         self.write(log, {"step": step, "held_out": asdict(found)})
         self.watch.tell(f"step {step} of {len(self.steps)}: held out {found}")
@@ -291,7 +288,6 @@ def _rounded(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _require_same_identity(now: Mapping[str, str], then: Mapping[str, str]) -> None:
-    then = {"dtype": "bfloat16"} | dict(then)  # older versions did not say; it is the default
     differ = [name for name in now if now[name] != then.get(name)]
     if differ:
         raise ValueError(

@@ -10,7 +10,6 @@ there. Only `reverse_kl` has no such weight of its own, so it is given one.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 
@@ -63,18 +62,24 @@ def acceptance(logits: Float[torch.Tensor, "n d"], log_p: Float[torch.Tensor, "n
 def coupling(logits: Float[torch.Tensor, "n d"], log_p: Float[torch.Tensor, "n d"]) -> Float[torch.Tensor, " n"]:
     """−log of the probability that p and q, with the same Gumbel noise, give the same token: the acceptance of the
     coupled rule (`theory.coupled_match`). It sorts every row, and so costs more than the others."""
-    return -coupled_match(logits, log_p).clamp_min(math.exp(_LEAST)).log()
+    return -log_coupled_match(logits, log_p)
 
 
-def coupled_match(logits: Float[torch.Tensor, "n d"], log_p: Float[torch.Tensor, "n d"]) -> Float[torch.Tensor, " n"]:
-    """Σ_x 1/Σ_y max(p_y/p_x, q_y/q_x) over the draft's ids x, and all ids y of the target."""
+def log_coupled_match(
+    logits: Float[torch.Tensor, "n d"], log_p: Float[torch.Tensor, "n d"]
+) -> Float[torch.Tensor, " n"]:
+    """log Σ_x 1/Σ_y max(p_y/p_x, q_y/q_x) over the draft's ids x, and all ids y of the target.
+
+    By rising q/p, what is summed over y is p_y/p_x up to x itself and q_y/q_x behind it.
+    """
     log_q, log_p = logits.log_softmax(-1).clamp_min(_LEAST), log_p.clamp_min(_LEAST)
     order = (log_q - log_p).detach().argsort(-1)
-    p, q = (each.gather(-1, order).exp() for each in (log_p, log_q))
+    log_p, log_q = log_p.gather(-1, order), log_q.gather(-1, order)
+    p, q = log_p.exp(), log_q.exp()
     outside = (1 - p.sum(-1, keepdim=True)).clamp_min(0)  # ids that the draft does not know stand before all others
-    before = outside + p.cumsum(-1)
-    behind = q.flip(-1).cumsum(-1).flip(-1) - q
-    return (1 / (before / p + behind.clamp_min(0) / q)).sum(-1)
+    behind = (q.flip(-1).cumsum(-1).flip(-1) - q).clamp_min(0)
+    sums = outside + p.cumsum(-1) + behind * (log_p - log_q).exp()  # times p_x: no quotient of tiny numbers
+    return (log_p - sums.log()).logsumexp(-1)
 
 
 def overlap(logits: Float[torch.Tensor, "n d"], log_p: Float[torch.Tensor, "n d"]) -> Float[torch.Tensor, " n"]:

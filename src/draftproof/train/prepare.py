@@ -38,17 +38,11 @@ class Sides:
     def all(self) -> list[Text]:
         return [*self.training, *self.held_out]
 
-    def sizes(self) -> dict[str, int]:
-        """Of what is trained on."""
-        labels = sum(sum(text.labels) for text in self.training)
-        tokens = sum(len(text.tokens) for text in self.training)
-        return {"examples": len(self.training), "tokens": tokens, "label_tokens": labels}
-
     def digest(self) -> str:
         found = hashlib.sha256()
         for side in (self.training, self.held_out):
             for text in side:
-                found.update(repr((text.id, text.tokens, text.labels)).encode())
+                found.update(repr((text.tokens, text.labels)).encode())
             found.update(b"\n")
         return found.hexdigest()
 
@@ -97,6 +91,12 @@ def learned(texts: Sequence[Text], labels: str) -> list[Text]:
     if labels == "answers":
         return list(texts)
     return [replace(text, labels=(False,) + (True,) * (len(text.tokens) - 1)) for text in texts]
+
+
+def sizes_of(training: Sequence[Text]) -> dict[str, int]:
+    """Of what is trained on: texts, tokens, and those that are learned."""
+    labels = sum(sum(text.labels[2:]) for text in training)
+    return {"examples": len(training), "tokens": sum(len(text.tokens) for text in training), "label_tokens": labels}
 
 
 def vocabulary_of(

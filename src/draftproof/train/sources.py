@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .batches import States, Text
 from .corpus import Data, read_data
-from .features import FeatureStore, folder_of
+from .features import FeatureStore, fill, folder_of, require_room
 from .labels import conversations_of
 from .prepare import require_made_by, talks_of, texts_of
+from .target_head import TargetHead
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """data: what the folder holds; None for a file of conversations, which is read when its tokenizer is known."""
+    """data: what the folder holds; None for a file of conversations, which is read when its tokenizer is known. name:
+    its own among the others."""
 
     path: Path
+    name: str
     data: Data | None
 
 
 def opened(paths: Sequence[Path]) -> list[Source]:
     """ValueError: one is there twice, or is no data."""
-    if not paths:
-        raise ValueError("data: none is given; give a folder that draftproof train data made, or a file")
     real = [path.resolve() for path in paths]
     for at, path in enumerate(paths):
         if real[at] in real[:at]:
             raise ValueError(f"data: {str(path)!r} is given twice")
-    return [Source(path, None if path.is_file() else read_data(path, incomplete=True)) for path in paths]
+    names = [path.name for path in real]
+    alike = len(set(names)) < len(names)
+    return [
+        Source(path, str(path) if alike else name, None if path.is_file() else read_data(path, incomplete=True))
+        for path, name in zip(paths, names, strict=True)
+    ]
 
 
 def texts_from(
@@ -50,14 +56,30 @@ def texts_from(
 
 
 def together(sources: Sequence[Source], found: Sequence[Sequence[Text]]) -> list[Text]:
-    """All texts; of several sources each is called by its source's name, too."""
-    if len(found) == 1:
-        return list(found[0])
+    """All texts; of several sources each is called by its source's name, too. What answers a prompt that is a
+    conversation's beginning belongs to its group, as that conversation answers it, too."""
+    groups: dict[tuple[int, ...], str] = {}
+    turns = [(list(_asked(text)), text.group) for texts in found for text in texts]
+    for beginnings, group in sorted(turns, key=lambda each: -len(each[0])):  # conversations before what is part of one
+        for beginning in beginnings:
+            groups.setdefault(beginning, group)
     return [
-        replace(text, id=f"{sources[at].path.name}/{text.id}", source=at)
+        replace(
+            text,
+            id=text.id if len(found) == 1 else f"{sources[at].name}/{text.id}",
+            group=next((groups[beginning] for beginning in _asked(text)), text.group),
+            source=at,
+        )
         for at, texts in enumerate(found)
         for text in texts
     ]
+
+
+def _asked(text: Text) -> Iterator[tuple[int, ...]]:
+    """What stands before each answer in it, the longest last."""
+    for at in range(1, len(text.tokens)):
+        if text.labels[at] and not text.labels[at - 1]:
+            yield text.tokens[:at]
 
 
 class Stores:
@@ -71,8 +93,26 @@ class Stores:
         layers: Sequence[int],
         widths: tuple[int, int],
     ) -> None:
-        self.each = [FeatureStore(folder_of(source.path, fingerprint, dtype, layers), widths) for source in sources]
+        self._layers = layers
+        self._each = [FeatureStore(folder_of(source.path, fingerprint, dtype, layers), widths) for source in sources]
+
+    def fill(
+        self,
+        texts: Sequence[Text],
+        target: Any,
+        head: TargetHead,
+        *,
+        tell: Tell,
+        show: Callable[[int, int], None],
+        stopped: Callable[[], bool],
+    ) -> bool:
+        """One pass of the target over what is missing. Whether it came to its end. ValueError: there is no room."""
+        each = [(store, [text for text in texts if text.source == at]) for at, store in enumerate(self._each)]
+        require_room(each)
+        return all(
+            fill(store, own, target, head, self._layers, tell=tell, show=show, stopped=stopped) for store, own in each
+        )
 
     def of(self, text: Text) -> States:
         """ValueError for a text that its store has not."""
-        return self.each[text.source].of(text)
+        return self._each[text.source].of(text)
