@@ -748,6 +748,15 @@ def test_several_sources_are_learned_as_one(command, data, talks, tmp_path, caps
     assert training["examples"] == int(counts[1])
 
 
+def test_a_disk_without_room_is_named_before_the_target_reads(command, data, talks, monkeypatch, capsys):
+    for folder in data.glob("features-*"):
+        shutil.rmtree(folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 0, 100_000))
+    monkeypatch.setattr("draftproof.train.sources.fill", None)  # would fail
+    assert run([*command, "--data", str(talks)]) == 2
+    assert "GB are free; give fewer examples (--limit)" in capsys.readouterr().err
+
+
 def test_sizes_are_of_what_is_learned():
     text = Text("0", "g", tuple(range(9)), (False,) * 4 + (True,) * 5)
     assert sizes_of([text]) == {"examples": 1, "tokens": 9, "label_tokens": 5}

@@ -126,7 +126,7 @@ def objective_of(
     count = sum(each.numel() for each in trained)
     tell(
         f"{sum(each.numel() for each in head.parameters()) / 1e6:.1f} M parameters, {count / 1e6:.1f} M of them "
-        f"trained: {count * 16 / 1e9:.2f} GB with gradients and AdamW's state"
+        f"trained: {count * 16 / 1e9:.2f} GB at most with gradients and the optimizers' states"
     )
     return Objective(
         head.to(model.device),
