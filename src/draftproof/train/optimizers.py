@@ -1,8 +1,8 @@
 """Who takes a step: Muon for the layer's matrices, AdamW for the rest.
 
 Muon makes every direction of a matrix' update equally long (Jordan et al. 2024, kellerjordan.github.io/posts/muon):
-with it a head learns in a fraction of AdamW's steps (docs/decisions/0017). Its updates are scaled to the size of AdamW's
-(Liu et al., 2502.16982). Output rows and norms stay with AdamW, as in both sources.
+with it a head learns in a fraction of AdamW's steps (docs/decisions/0017). Its updates are scaled to the size of
+AdamW's (Liu et al., 2502.16982). Output rows and norms stay with AdamW, as in both sources.
 """
 
 from __future__ import annotations
