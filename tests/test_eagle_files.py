@@ -115,6 +115,10 @@ def test_a_head_is_replaced_as_a_whole_or_not_at_all(folder, target, monkeypatch
     assert list(folder.parent.iterdir()) == [folder]
 
 
+def test_whoever_may_read_one_file_of_a_head_may_read_both(folder):
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1
+
+
 def test_what_is_no_head_is_not_replaced(tmp_path, folder):
     model = make_target(tmp_path / "model")
     for file in model.iterdir():

@@ -35,7 +35,7 @@ def test_auto_drafts_for_the_embedded_model_with_its_head_and_says_the_same():
     assert shipped_for(llm.loaded) == "smollm2-135m"
     assert llm.drafting.config.parts == ("suffix", "eagle3")
     plain = llm.speculating({"method": "none"})
-    head = llm.speculating({"method": "eagle3", "num_speculative_tokens": 3})
+    head = llm.speculating({"method": "eagle3", "model": "smollm2-135m", "num_speculative_tokens": 3})
     talks = [[{"role": "user", "content": question}] for question in QUESTIONS]
     for temperature in (0.0, 1.0):
         params = SamplingParams(max_tokens=32, temperature=temperature, seed=3)

@@ -75,6 +75,7 @@ def save_head(folder: Path, head: EagleHead, about: About) -> int:
     with _whole_folder(folder) as aside:
         save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
         (aside / CONFIG).write_text(written, encoding="utf-8")
+        (aside / WEIGHTS).chmod((aside / CONFIG).stat().st_mode & 0o777)  # safetensors lets nobody else read it
         return _size(aside)
 
 
