@@ -21,6 +21,7 @@ The noise of a token depends on its id and not on the size of the vocabulary.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,10 @@ def _unit(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
 
+def _unit_once(low: int, high: int) -> float:
+    return ((high << 32 | low) // 2**12 + 0.5) * 2.0**-52
+
+
 def heads(u: Any, prob: Any) -> bool:
     """The coin: whether a uniform u of [0, 1) falls below `prob`. Strict, so that prob 0 never does, at u = 0 either.
 
@@ -111,7 +116,7 @@ class PhiloxChance:
 
     def uniform(self, key: Key) -> float:
         low, high, _, _ = _philox_once((0, *self.counter(key)), self._key)
-        return ((high << 32 | low) // 2**12 + 0.5) * 2.0**-52
+        return _unit_once(low, high)
 
     def coin(self, prob: float, key: Key) -> bool:
         if not prob >= 0:  # NaN too
@@ -129,6 +134,16 @@ class PhiloxChance:
         first = -np.log(pairs[len(lanes) :, 0]) / GROUP
         later[np.arange(len(groups)), words[2, len(lanes) :] >> 24] = 0.0
         return first[:, None] + later
+
+    def arrival(self, key: Key, token: int) -> float:
+        """E of one id, as in `arrivals`."""
+        counter, group = self.counter(key), token // GROUP
+        low, high, member, _ = _philox_once((group | 1 << 31, *counter), self._key)
+        first = -math.log(_unit_once(low, high)) / GROUP
+        if member >> 24 == token % GROUP:
+            return first
+        words = _philox_once((token >> 1, *counter), self._key)
+        return first - math.log(_unit_once(*words[2 * (token % 2) :][:2]))
 
     def _first_arrivals(self, key: Key, groups: Integer[np.ndarray, " g"]) -> Float[np.ndarray, " g"]:
         """When the first member of each group arrives."""

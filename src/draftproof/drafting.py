@@ -40,8 +40,9 @@ _REMEMBERED = 200_000  # tokens of earlier answers
 
 Notify = Callable[[str], None]
 
-Heads = dict[tuple[Path, int, str | None], EagleRunner]
-"""Loaded heads, by folder, when their weights were written, and in how many bits they run."""
+Heads = dict[tuple[Path, int, str | None], tuple[EagleRunner, tuple[float, ...]]]
+"""Loaded heads and what is known of their acceptance, by folder, when their weights were written, and in how many bits
+they run."""
 
 
 @dataclass
@@ -55,6 +56,7 @@ class Drafting:
     draft: Loaded | None = None
     head: Path | None = None  # its folder
     models: dict[str, Any] = field(default_factory=dict)
+    measured: dict[str, tuple[float, ...]] = field(default_factory=dict)  # acceptances by level, where they are known
     answers: SuffixCorpus | None = None  # that were given before
     costs: Costs = field(default_factory=Costs)
     records: dict[float, Record] = field(default_factory=dict)  # what came true, by temperature
@@ -82,7 +84,7 @@ class Drafting:
     def _record(self, temperature: float) -> Record:
         """Of the requests before that were about as sure of their tokens."""
         about = 0.0 if temperature == 0 else max(0.25, min(round(4 * temperature) / 4, 2.0))
-        return self.records.setdefault(about, Record(fade=0.998))
+        return self.records.setdefault(about, Record(fade=0.998, known=self.measured))
 
     @property
     def _in_one_tree(self) -> int:
@@ -132,7 +134,8 @@ def drafting_for(
             parts[origin] = EarlyExitDrafter(models[origin], config.kind)
         elif part == "eagle3":
             made.head = resolve_head(str(config.model), notify)
-            models[origin] = _head(made.head, target, config.quantization, {} if heads is None else heads, notify)
+            known = {} if heads is None else heads
+            models[origin], made.measured[origin] = _head(made.head, target, config.quantization, known, notify)
             parts[origin] = EagleDrafter(models[origin], config.kind)
         else:
             made.draft = load(str(config.model))
@@ -163,13 +166,15 @@ def with_shipped(config: SpeculativeConfig, target: Loaded, why: list[str]) -> S
     return config
 
 
-def _head(folder: Path, target: Loaded, quantization: str | None, heads: Heads, notify: Notify) -> EagleRunner:
+def _head(
+    folder: Path, target: Loaded, quantization: str | None, heads: Heads, notify: Notify
+) -> tuple[EagleRunner, tuple[float, ...]]:
     weights = folder / WEIGHTS
     key = folder, weights.stat().st_mtime_ns if weights.is_file() else 0, quantization
     if key not in heads:
         known = quick_fingerprint(target.path, target.tokenizer)
         head, about = load_head(folder, target, fingerprint=known, notify=notify)
-        heads[key] = EagleRunner(target.target, head, about.embeddings, quantization)
+        heads[key] = EagleRunner(target.target, head, about.embeddings, quantization), about.acceptance
     return heads[key]
 
 

@@ -28,6 +28,7 @@ _WORTH = 2  # times what the reading of a text costs its drafts must be expected
 _NODES = 23  # most of them: with the committed token's row three times eight
 _PLENTY = 1.25  # drafters that promise less may lose no more than they brought before and an allowance:
 _ALLOWANCE = 0.02  # tokens a round. So no answer, however short, is much slower than plain decoding
+_GRANT = 0.5  # tokens that may be lost at once
 _SOON = 64  # tokens that an answer is taken to go on for, or as many as it has; less, where it may not
 
 
@@ -83,7 +84,7 @@ class Cost:
         self._depth, self._widths, self._most_requests = depth, widths, most_requests
 
     def init(self) -> _State:
-        return _State(Record(self._record))
+        return _State(Record(self._record, steady=self._models))
 
     def plan(self, state: _State, load: Load) -> Plan:
         state.terms = state.trying = None
@@ -231,4 +232,4 @@ def _lost(terms: Terms, nodes: int, leaves: int, drafting: float) -> float:
 
 def _purse(state: _State) -> float:
     """Tokens that may be lost: those that drafting brought, and an allowance."""
-    return state.ahead + _ALLOWANCE * (state.rounds + 1)
+    return state.ahead + _GRANT + _ALLOWANCE * (state.rounds + 1)

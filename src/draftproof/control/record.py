@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..base import ROOT, Step
@@ -12,6 +12,7 @@ from ..drafters.worth import UNSEEN, bin_of
 RANKS, LEVELS = len(UNSEEN), 3  # that are told apart; later ones count with the last
 _CENTRES = (0.05, 0.12, 0.22, 0.4, 0.6, 0.78, 0.9, 0.97)  # of the classes: what a drafter's word counts for at first
 _WEIGHT = 4.0  # observations that a prior counts as
+_STEADY = 12.0  # of one that does about as well on any text
 
 Place = tuple[str, int, int, int | None]
 """Origin, level, rank and class of confidence; None: all classes together."""
@@ -19,10 +20,23 @@ Place = tuple[str, int, int, int | None]
 
 class Record:
     """Counts of accepted and seen nodes, each given that its parent was accepted; the older they are the less they
-    count. What was seldom seen is thought of as in `prior`, a record of more texts, or else as one level above."""
+    count. What was seldom seen is thought of as in `prior`, a record of more texts, or else as one level above.
 
-    def __init__(self, prior: Record | None = None, *, fade: float = 0.97) -> None:
+    steady: origins that do about as well on one text as on another, as models do, so that the prior tells much. known:
+    acceptances by level that were measured beforehand.
+    """
+
+    def __init__(
+        self,
+        prior: Record | None = None,
+        *,
+        fade: float = 0.97,
+        steady: Collection[str] = (),
+        known: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
         self._prior, self._fade = prior, fade
+        self._known = {origin: shares for origin, shares in (known or {}).items() if shares}
+        self._steady = frozenset(steady) | self._known.keys()
         self._seen: dict[Place, tuple[float, float]] = {}
 
     def add(self, step: Step) -> None:
@@ -44,12 +58,15 @@ class Record:
 
     def share(self, place: Place) -> float:
         hits, seen = self._seen.get(place, (0.0, 0.0))
-        return (hits + _WEIGHT * self._guess(place)) / (seen + _WEIGHT)
+        weight = _STEADY if place[0] in self._steady else _WEIGHT
+        return (hits + weight * self._guess(place)) / (seen + weight)
 
     def _guess(self, place: Place) -> float:
         origin, level, rank, each = place
         if self._prior is not None:
             return self._prior.share(place)
+        if rank == 0 and each is None and (known := self._known.get(origin)):
+            return known[min(level, len(known) - 1)]
         if level > 0:
             return self.share((origin, level - 1, rank, each))
         return UNSEEN[rank] if each is None else _CENTRES[each]

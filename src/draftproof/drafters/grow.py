@@ -6,6 +6,7 @@ replacement, each with the law that it was drawn from. Nodes that share a path s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -19,6 +20,8 @@ from ..sampling import AdjustError
 from ..trees import path_to
 from .outlook import worthwhile
 from .worth import trusted
+
+_PACE = 4.0  # of all tokens that were not picked, for each unit of their mass, as measured over a head's laws
 
 
 @dataclass(slots=True)
@@ -75,6 +78,13 @@ class Growing:
 
 
 @runtime_checkable
+class Timed(Protocol):
+    """A `Chance` that draws by a race, and knows when each token arrives."""
+
+    def arrival(self, key: Key, token: int) -> float: ...
+
+
+@runtime_checkable
 class Reader(Protocol):
     """Whoever reads feeds: a target, or a head beside one."""
 
@@ -128,16 +138,31 @@ def _draw(each: Growing, parent: int, row: Any, level: int, logits: np.ndarray) 
         children = [(x, row) for x in picked]
     else:
         children = _distinct(each, row, level, most)
-    certain = float(row[children[0][0]]) == 1
-    added, left = [], 1.0
-    for rank, (x, law) in enumerate(children):
-        share = _softmax(logits, x) if certain else float(row[x])
-        # noise that is shared, or laws that are alike, match more often than a token's own chance says; and a later
-        # sibling can only be what the earlier ones are not, whose mass says more than its own
-        guess = share**0.5 if rank == 0 else left / 2
-        left = max(left - share, 0.0)
-        added.append(_add(each, parent, x, law, rank, min(guess, 1.0)))
-    return added
+    likely = _likely(each, row, token_key(len(each.history) + level), [x for x, _ in children], logits)
+    return [
+        _add(each, parent, x, law, i, guess) for i, ((x, law), guess) in enumerate(zip(children, likely, strict=True))
+    ]
+
+
+def _likely(each: Growing, row: Any, key: Key, tokens: Sequence[int], logits: np.ndarray) -> list[float]:
+    """How likely each of the children is the target's choice, if the target's logits are the draft's with errors.
+
+    Errors of Gumbel's law make argmax(logits + noise) fall on a token with the probability that softmax(draft logits +
+    noise) gives it: for noise that is shared the share of w/E, a token's pace in the race, in that of all; for a greedy
+    law, whose noise does not count, its plain probability. Measured shares of a trained head agree (docs/control.md).
+    """
+    shares = [float(row[x]) for x in tokens]
+    if shares[0] == 1:
+        return [_softmax(logits, x) for x in tokens]
+    left = max(1 - sum(shares), 0.0)
+    if each.kind is Kind.COUPLED and isinstance(each.chance, Timed):
+        paces = [share / each.chance.arrival(key, x) for x, share in zip(tokens, shares, strict=True)]
+        whole = sum(paces) + _PACE * left
+        return [pace / whole for pace in paces]
+    # draws of the draft's own: laws that are alike match more often than a token's own chance says; and a later
+    # sibling can only be what the earlier ones are not, whose mass says more than its own
+    before = itertools.accumulate(shares[:-1], initial=0.0)
+    return [max(1 - mass, 0.0) / 2 if rank else min(shares[0], 1.0) ** 0.5 for rank, mass in enumerate(before)]
 
 
 def _liked_best(chance: Chance, row: Any, key: Key, most: int) -> list[int]:

@@ -92,6 +92,9 @@ class KernelChance:
     def coin(self, prob: Any, key: Key) -> bool:
         return self.inner.coin(prob, key)
 
+    def arrival(self, key: Key, token: int) -> float:
+        return self.inner.arrival(key, token)
+
     def pick(self, weights: Any, key: Key, k: int = 1) -> tuple[int, ...]:
         if isinstance(weights, RawLaw):
             self.inner.counter(key)  # refuses a key that does not fit

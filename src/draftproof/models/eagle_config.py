@@ -53,6 +53,18 @@ class About:
     ours: bool = True
     embeddings: Float[torch.Tensor, "v h"] | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """Of each drafted token, given the one before it, on texts it had not seen; empty where nobody measured it."""
+        kinds = [self.measured.get(name) for name in ("overlap", "agreement")]
+        if not all(isinstance(shares, list) and all(_is_share(share) for share in shares) for shares in kinds):
+            return ()
+        return tuple(min(shares) for shares in zip(*kinds, strict=False))
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= 1
+
 
 def as_json(config: EagleConfig, about: About) -> dict[str, Any]:
     """What is written as config.json."""
