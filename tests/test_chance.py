@@ -174,6 +174,13 @@ def test_skipping_groups_changes_no_pick(size: int, sharpness: float):
         assert chance.pick(weights, key, 20) == tuple(np.argsort(times, kind="stable")[:20].tolist())
 
 
+@pytest.mark.parametrize("depth", [0, 3])
+def test_one_arrival_is_the_one_of_all(depth: int):
+    key, chance = Key(9, depth, Purpose.DRAFT), PhiloxChance(2**40 + 5, 7)
+    whole = chance.arrivals(key, np.arange(4)).ravel()
+    assert [chance.arrival(key, token) for token in range(1024)] == pytest.approx(whole.tolist(), rel=1e-12)
+
+
 def test_arrivals_of_a_group_are_independent_exponentials():
     """By thirds of their law, for the first member and two others: 27 equal cells, and each member is first alike."""
     times = np.array([PhiloxChance(1).arrivals(Key(i, 0, Purpose.DRAFT), np.arange(1))[0] for i in range(DRAWS)])

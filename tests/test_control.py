@@ -333,6 +333,35 @@ def test_a_record_learns_by_origin_rank_and_class_and_starts_from_its_prior():
     assert shares.share(0, 0, 0.99) < 0.5
 
 
+def test_what_was_measured_of_a_drafter_counts_for_more_than_a_few_rounds():
+    known = Record(known={"head": [0.4, 0.3], "other": []})
+    assert [known.of("head").share(n, 0, None) for n in range(3)] == pytest.approx([0.4, 0.3, 0.3])
+    assert known.of("head").share(0, 1, None) == Record().of("head").share(0, 1, None), "of first choices alone"
+    assert known.of("other").share(0, 0, None) == Record().of("other").share(0, 0, None)
+    steady, other = Record(known, steady=["head"]), Record(Record())
+    for record, origin in ((steady, "head"), (other, "head")):
+        for _ in range(4):
+            record.add(stepped(1, 0, origin=origin, sure=0.6))
+    assert steady.of("head").share(0, 0, None) > 0.2, "four refusals may be chance"
+    assert other.of("head").share(0, 0, None) == pytest.approx(0.15, abs=0.02)
+
+
+def test_a_head_that_was_measured_drafts_after_some_refusals():
+    """At a fourteenth of a round a level, a head of .35 pays; four refusals in a row come in one text of six."""
+    costs = Costs(4, {1: 1.0, 4: 1.02, 8: 1.4}, {"head": 0.07})
+    controller = Cost(["head"], ["head"], costs=costs, record=Record(fade=0.998, known={"head": [0.37, 0.36]}))
+    state = controller.init()
+    for _ in range(4):
+        assert controller.plan(state, Load(10, 100)).depth > 0
+        step = stepped(1, 0, origin="head", rows=2)
+        state = controller.update(state, replace(step, seconds={"propose": 0.07, "forward": 1.02}))
+    assert controller.plan(state, Load(10, 100)).depth > 0
+    for _ in range(12):
+        controller.plan(state, Load(10, 100))
+        state = controller.update(state, replace(step, seconds={"propose": 0.07, "forward": 1.02}))
+    assert controller.plan(state, Load(10, 100)).depth == 0, "but not for ever"
+
+
 def test_a_record_tells_levels_apart_and_guesses_the_next_from_the_last():
     record = Record()
     for _ in range(100):
@@ -439,7 +468,7 @@ def test_drafting_that_came_to_nothing_is_a_loss_too():
     costs = Costs(4, {1: 1.0, 4: 1.0}, {"model": 0.001})
     controller = Cost(["model"], ["model"], costs=costs, record=seldom_right("model"))
     state = controller.init()
-    for seconds, asked in (({"propose": 9.0, "prefill": 9.0}, True), ({"propose": 0.3}, True), ({}, False)):
+    for seconds, asked in (({"propose": 9.0, "prefill": 9.0}, True), ({"propose": 0.6}, True), ({}, False)):
         assert (controller.plan(state, Load(10, 100)).depth > 0) == asked
         state = controller.update(state, stepped(0, 0, rows=1, seconds=seconds))
     assert controller.plan(state, Load(10, 100)).why.startswith("off: model brought too little yet")

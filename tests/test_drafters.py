@@ -93,6 +93,40 @@ def test_sessions_do_not_see_each_other(name: str):
         assert same(proposed(drafter, opened(drafter, text), plan.depth, chance), draft)
 
 
+# -- models
+
+
+def test_coupled_tokens_come_true_as_often_as_they_are_said_to():
+    """A draft whose logits are the target's with errors of Gumbel's law: what is said of a token is its chance exactly,
+    but for the tokens that were not looked at. By classes of what was said, over all ranks."""
+    rng, size, hits = np.random.default_rng(1), 40, {}
+    draft = rng.gumbel(size=(4000, size)) * 2
+    for i, logits in enumerate(draft):
+        target = LAW(logits + rng.gumbel(size=size), [])
+        drafter = ModelDrafter(TableTarget(lambda history, at=logits: at, size), Kind.COUPLED)
+        session = drafter.open(Context(LAW, size, 100))
+        drafter.commit([session], [[0]])
+        chance = PhiloxChance(i)
+        [made] = drafter.propose([session], [Plan(1, (3,))], [chance])
+        [choice] = chance.pick(target, token_key(1))
+        for token, said in zip(made.tokens, made.confidence, strict=True):
+            hits.setdefault(min(int(5 * said), 4), []).append((said, token == choice))
+    assert len(hits) == 5
+    for some in hits.values():
+        said, came = np.mean(some, 0)
+        assert abs(said - came) < 0.05 + 3 * (came * (1 - came) / len(some)) ** 0.5
+
+
+def test_of_greedy_tokens_the_plain_probability_is_said():
+    law = law_of(SamplingParams(temperature=0))
+    drafter = ModelDrafter(TableTarget(lambda history: np.log([0.5, 0.3, 0.2]), 3), Kind.COUPLED)
+    session = drafter.open(Context(law, 3, 100))
+    drafter.commit([session], [[0]])
+    [made] = drafter.propose([session], [Plan(1, (3,))], [PhiloxChance(0)])
+    assert made.tokens == (0, 1, 2)
+    assert made.confidence == pytest.approx((0.5, 0.3, 0.2))
+
+
 # -- n-gram
 
 

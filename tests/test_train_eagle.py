@@ -898,3 +898,48 @@ def test_where_a_head_starts(init, loaded, data, store):
     assert (rows, last) == (init != "random", init == "layer")
     again, _ = prepared(loaded, data, store, replace(SETTINGS, init=init))
     assert all(torch.equal(a, b) for a, b in zip(head.parameters(), again.head.parameters(), strict=True))
+
+
+def test_a_head_that_was_trained_before_is_gone_on_from(command, tmp_path, loaded, capsys):
+    assert run(command) == 0
+    first, more = (
+        tmp_path / "head" / "head",
+        ["--out", str(tmp_path / "more"), "--init", str(tmp_path / "head" / "head")],
+    )
+    was, about = load_head(first, loaded)
+    assert run([*command, *more, "--loss", "lk"]) == 0
+    measured = [line for line in (tmp_path / "more" / "log.jsonl").read_text().splitlines() if "held_out" in line]
+    begun = json.loads(measured[0])["held_out"]
+    assert begun["overlap"] == pytest.approx(about.measured["overlap"], abs=0.01), "bfloat16 is all that is lost"
+    now, told = load_head(tmp_path / "more" / "head", loaded)
+    assert torch.equal(now.token_ids, was.token_ids)
+    assert told.training["init"] == str(first)
+    assert first.is_dir()
+    capsys.readouterr()
+    for change, why in (
+        (("--draft-vocab-size", "65"), "draft_vocab_size: 65 is not allowed"),
+        (("--draft-vocab-size", "full"), "draft_vocab_size: full is not allowed"),
+        (("--intermediate-size", "7"), "intermediate_size: 7 is not allowed"),
+        (("--init", str(tmp_path)), "or the folder of a head"),
+    ):
+        assert run([*command, "--out", str(tmp_path / "other"), *more[2:], *change]) == 2
+        assert why in capsys.readouterr().err.replace("\n", " ")
+    save_head(first, heads.make_head(7), heads.ABOUT)
+    assert run([*command, *more, "--loss", "lk"]) == 2, "another head is there now"
+
+
+def test_two_may_train_on_what_the_target_has_said(loaded, data, store):
+    """Nothing is missing, so nothing is locked."""
+    _, material = prepared(loaded, data, store, SETTINGS)
+    with store.writing():
+        done = fill(
+            store,
+            [*material.training, *material.held_out],
+            loaded.target,
+            target_head_of(loaded.target),
+            HEARD,
+            tell=said,
+            show=shown,
+            stopped=never,
+        )
+    assert done

@@ -41,7 +41,8 @@ def eagle(
     draft_vocab_size: Annotated[str, _Option(help="Ids that the head knows, the most frequent, or full.")] = "8192",
     intermediate_size: Annotated[int | None, _Option(help="Of its MLP. Default: the target's.")] = None,
     init: Annotated[
-        str, _Option(help="target (start from its output layer), layer (its last layer too), or random.")
+        str,
+        _Option(help="target (start from its output layer), layer (its last layer too), random, or a head's folder."),
     ] = "target",
     freeze_head: Annotated[bool, _Option("--freeze-head", help="Leave the output layer as it is.")] = False,
     ttt_steps: Annotated[int, _Option(help="Tokens that it learns to draft on its own.")] = 4,
@@ -139,7 +140,7 @@ def _train(
     from ..train.fit import Material, Watch, agreed, fit
     from ..train.prepare import identity_of, learned, objective_of, sides_of, sizes_of, try_a_step, vocabulary_of
     from ..train.sources import Stores, opened, texts_from, together
-    from ..train.start import special_ids
+    from ..train.start import special_ids, trained_before
     from ..train.target_head import target_head_of
 
     if threads is not None:
@@ -158,8 +159,10 @@ def _train(
 
     wide = loaded.target.vocab_size
     sides = sides_of(together(sources, found), wide, settings, tell)
-    ids = vocabulary_of(sides, wide, settings, special_ids(loaded.generation, loaded.tokenizer, wide), tell)
-    objective = objective_of(loaded, target_head, ids, settings, tell)
+    begun = trained_before(loaded, fingerprint, settings, tell)
+    ids = vocabulary_of(sides, wide, settings, special_ids(loaded.generation, loaded.tokenizer, wide), tell, begun)
+    identity = identity_of(fingerprint, kind, sides, ids, begun)
+    objective = objective_of(loaded, target_head, ids, settings, tell, begun)
     config = objective.head.config
     widths = config.hidden_size * len(config.feature_layers), config.hidden_size
     layers = config.feature_layers
@@ -179,7 +182,6 @@ def _train(
     made = asdict(settings) | {"data": [source.name for source in sources]} | sizes_of(training)
     about = About(name, _architectures(loaded), settings.ttt_steps, fingerprint, made)
     del loaded, target_head  # of the target, no more is needed than its embeddings and some rows of its head
-    identity = identity_of(fingerprint, kind, sides, ids)
     material = Material(training, sides.held_out, stores().of, identity)
     try_a_step(objective, material, settings, accelerator, partial(_peak, accelerator.device), tell)
     out.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ _WORTH = 2  # times what the reading of a text costs its drafts must be expected
 _NODES = 23  # most of them: with the committed token's row three times eight
 _PLENTY = 1.25  # drafters that promise less may lose no more than they brought before and an allowance:
 _ALLOWANCE = 0.02  # tokens a round. So no answer, however short, is much slower than plain decoding
-_GRANT = 0.5  # tokens that may be lost at once
+_GRANT = 0.5  # tokens more, for models: how well they do hardly depends on the text
 _SOON = 64  # tokens that an answer is taken to go on for, or as many as it has; less, where it may not
 
 
@@ -125,7 +125,7 @@ class Cost:
         """Nodes that may all be refused without losing more than was brought before, and how wide they may stand: as a
         chain where that allows more of them than a tree, whose leaves cost."""
         level = sum(terms.levels.get(origin, 0.0) for origin in awake)
-        purse = _purse(state)
+        purse = self._purse(state, awake)
 
         def most(leaves: int | None) -> int:
             lost = (_lost(terms, n, leaves or n, n * level) for n in range(len(terms.rounds)))
@@ -133,6 +133,11 @@ class Cost:
 
         chain, tree = most(1), most(None)
         return (chain, ()) if chain > tree else (tree, self._widths)
+
+    def _purse(self, state: _State, origins: Sequence[str]) -> float:
+        """Tokens that may be lost: those that drafting brought, and an allowance."""
+        grant = 0.0 if self._models.isdisjoint(origins) else _GRANT
+        return state.ahead + grant + _ALLOWANCE * (state.rounds + 1)
 
     def _gains(self, state: _State, terms: Terms, plan: Plan, load: Load) -> dict[str, float]:
         """What each drafter is expected to bring, against plain decoding. It changes slowly: not asked every round, but
@@ -154,7 +159,7 @@ class Cost:
         """Whether a draft model may read what it lacks: if that is expected to pay, and, where little is promised, was
         earned before."""
         fee = state.fees[origin]
-        if state.gains[origin] < _PLENTY and fee > max(_purse(state), 0.0):
+        if state.gains[origin] < _PLENTY and fee > max(self._purse(state, [origin]), 0.0):
             return False
         return _WORTH * fee <= self._hoped(state, terms, load, origin)
 
@@ -228,8 +233,3 @@ def _lost(terms: Terms, nodes: int, leaves: int, drafting: float) -> float:
     """Tokens that plain decoding had made in the time that drafting took and that the round takes longer for it."""
     seconds = terms.rounds[nodes] + max(leaves - 1, 0) * terms.branch + drafting
     return terms.base * (seconds / terms.rounds[0] - 1)
-
-
-def _purse(state: _State) -> float:
-    """Tokens that may be lost: those that drafting brought, and an allowance."""
-    return state.ahead + _GRANT + _ALLOWANCE * (state.rounds + 1)

@@ -203,6 +203,8 @@ def fill(
 
     tell: what it will need, once it is known. show: tokens done, and tokens in all.
     """
+    if not _missing(store, texts):  # others may train on the same at the same time
+        return True
     with store.writing():
         return _fill(store, texts, target, head, layers, tell, show, stopped)
 

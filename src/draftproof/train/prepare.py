@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from ..models.eagle import EagleHead
 from ..models.load import Loaded
 from .batches import Text, batch_of, split
 from .corpus import Example
@@ -20,11 +21,9 @@ from .labels import Labelled, mask_of
 from .losses import loss_of, position_decay
 from .objective import Objective
 from .settings import Settings
-from .start import config_for, parameters_of, random_head, take_from_target
+from .start import Tell, config_for, parameters_of, random_head, take_from_target
 from .target_head import TargetHead
 from .vocabulary import choose_vocabulary, coverage, label_counts
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +99,11 @@ def sizes_of(training: Sequence[Text]) -> dict[str, int]:
 
 
 def vocabulary_of(
-    sides: Sides, vocab_size: int, settings: Settings, ends: Sequence[int], tell: Tell
+    sides: Sides, vocab_size: int, settings: Settings, ends: Sequence[int], tell: Tell, head: EagleHead | None = None
 ) -> Int[np.ndarray, " d"]:
-    """The ids that the head is to know."""
+    """The ids that the head is to know. head: one to go on from, which knows its own."""
     counts = label_counts(sides.training, vocab_size)
-    ids = choose_vocabulary(counts, settings.draft_vocab_size, ends)
+    ids = choose_vocabulary(counts, settings.draft_vocab_size, ends) if head is None else head.token_ids.numpy()
     held_out = coverage(label_counts(sides.held_out, vocab_size), ids)
     tell(
         f"the head knows {len(ids)} of {vocab_size} ids: {coverage(counts, ids):.2%} of the labels to train on, "
@@ -114,14 +113,21 @@ def vocabulary_of(
 
 
 def objective_of(
-    loaded: Loaded, target_head: TargetHead, ids: Int[np.ndarray, " d"], settings: Settings, tell: Tell
+    loaded: Loaded,
+    target_head: TargetHead,
+    ids: Int[np.ndarray, " d"],
+    settings: Settings,
+    tell: Tell,
+    head: EagleHead | None = None,
 ) -> Objective:
-    """A new head for the target, and what it is to minimise. Nothing of the target stays but what these need."""
+    """A head for the target, a new one or one to go on from, and what it is to minimise. Nothing of the target stays
+    but what these need."""
     model, known = loaded.target.model, torch.from_numpy(ids)
-    head = random_head(config_for(model, len(ids), settings.intermediate_size), known, settings.seed)
-    if settings.init != "random":
-        taken = take_from_target(head, model, target_head, layer=settings.init == "layer")
-        tell(f"from the target: {', '.join(taken)}")
+    if head is None:
+        head = random_head(config_for(model, len(ids), settings.intermediate_size), known, settings.seed)
+        if settings.init != "random":
+            taken = take_from_target(head, model, target_head, layer=settings.init == "layer")
+            tell(f"from the target: {', '.join(taken)}")
     trained = parameters_of(head, freeze_head=settings.freeze_head)
     count = sum(each.numel() for each in trained)
     tell(
@@ -165,14 +171,27 @@ def try_a_step(
     )
 
 
-def identity_of(fingerprint: Mapping[str, str], dtype: str, sides: Sides, ids: Int[np.ndarray, " d"]) -> dict[str, str]:
-    """What a run is for and on: it is gone on with only if that is the same. dtype: the target's, as torch names it."""
-    return {
+def identity_of(
+    fingerprint: Mapping[str, str],
+    dtype: str,
+    sides: Sides,
+    ids: Int[np.ndarray, " d"],
+    head: EagleHead | None = None,
+) -> dict[str, str]:
+    """What a run is for and on: it is gone on with only if that is the same. dtype: the target's, as torch names it.
+    head: that it began with, before a step of it was made."""
+    weights = () if head is None else head.state_dict().values()
+    start = {} if head is None else {"first head": hashlib.sha256(b"".join(map(_bytes, weights))).hexdigest()}
+    return start | {
         "target": " ".join(fingerprint.get(name, "") for name in ("weights", "config")),
         "dtype": dtype,
         "data": sides.digest(),
         "draft vocabulary": hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest(),
     }
+
+
+def _bytes(weight: torch.Tensor) -> bytes:
+    return weight.detach().cpu().numpy().tobytes()
 
 
 def require_made_by(fingerprint: Mapping[str, str], manifest: Mapping[str, Any], tell: Tell) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ..speculation import is_head
 from .losses import parts_of, position_decay
 
 INITS = ("target", "layer", "random")
-"""Where weights come from: the target's output layer; its last layer too; nowhere."""
+"""Where weights come from: the target's output layer; its last layer too; nowhere. Or from the folder of a head."""
 LABELS = ("answers", "all")
 """What is learned of a text: its labels; or every token that something stands before, prompts too."""
 _FREE = ("max_minutes", "save_every")  # of these no loss depends
@@ -58,8 +59,10 @@ class Settings:
                 raise ValueError(f"{name}: {value} is not allowed; it must be at least 1")
         if self.ttt_steps > _MOST_STEPS:
             raise ValueError(f"ttt_steps: {self.ttt_steps} is not allowed; it must be in 1 .. {_MOST_STEPS}")
-        if self.init not in INITS:
-            raise ValueError(f"init: {self.init!r} is not allowed; it must be one of {', '.join(INITS)}")
+        if not self.begins_anew and not is_head(self.init):
+            raise ValueError(
+                f"init: {self.init!r} is not allowed; it must be one of {', '.join(INITS)}, or the folder of a head"
+            )
         if self.labels not in LABELS:
             raise ValueError(f"labels: {self.labels!r} is not allowed; it must be one of {', '.join(LABELS)}")
         if not 0 <= self.muon_lr < float("inf"):
@@ -76,6 +79,11 @@ class Settings:
             raise ValueError(f"seed: {self.seed} is not allowed; it must be 0 or more")
         parts_of(self.loss)
         position_decay(self.decay, self.ttt_steps)
+
+    @property
+    def begins_anew(self) -> bool:
+        """Not with a head that was trained before."""
+        return self.init in INITS
 
 
 _MOST_STEPS = 16

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +12,13 @@ from torch import nn
 from transformers import LlamaConfig, PreTrainedModel
 
 from ..models.eagle import FEATURES, EagleConfig, EagleHead, feature_layers_of
+from ..models.eagle_files import load_head
+from ..models.load import Loaded
 from ..models.shallow import layer_list
+from .settings import Settings
 from .target_head import TargetHead
+
+Tell = Callable[[str], None]
 
 _SPREAD = 0.02  # of random weights, as in Llama
 _QUIET = 0.15  # of the target's norm, and so of its logits
@@ -53,6 +59,26 @@ def random_head(config: EagleConfig, token_ids: Int[torch.Tensor, " d"], seed: i
             if weight.ndim > 1:
                 weight.normal_(0.0, _SPREAD, generator=generator)
     return head
+
+
+def trained_before(loaded: Loaded, fingerprint: Mapping[str, str], settings: Settings, tell: Tell) -> EagleHead | None:
+    """The head that `settings.init` names, in float32, if it names one. ValueError: it is for another target, or not
+    what the settings say."""
+    if settings.begins_anew:
+        return None
+    head, about = load_head(Path(settings.init).expanduser(), loaded, fingerprint=fingerprint, notify=tell)
+    if about.embeddings is not None:
+        raise ValueError(f"init: {settings.init!r} has embeddings of its own, which are not trained; give another head")
+    known, asked = len(head.token_ids), settings.draft_vocab_size
+    if known != (head.config.layer.vocab_size if asked is None else asked):
+        raise ValueError(f"draft_vocab_size: {asked or 'full'} is not allowed; {settings.init!r} knows {known} ids")
+    inside = head.config.layer.intermediate_size
+    if settings.intermediate_size not in (None, inside):
+        raise ValueError(
+            f"intermediate_size: {settings.intermediate_size} is not allowed; that of {settings.init!r} is {inside}"
+        )
+    tell(f"it goes on from {settings.init}")
+    return head.float().requires_grad_(True)
 
 
 @torch.no_grad()
