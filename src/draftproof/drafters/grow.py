@@ -149,7 +149,7 @@ def _likely(each: Growing, row: Any, key: Key, tokens: Sequence[int], logits: np
 
     Errors of Gumbel's law make argmax(logits + noise) fall on a token with the probability that softmax(draft logits +
     noise) gives it: for noise that is shared the share of w/E, a token's pace in the race, in that of all; for a greedy
-    law, whose noise does not count, its plain probability. Measured shares of a trained head agree (docs/control.md).
+    law, whose noise does not count, its plain probability (docs/decisions/0014, with what was measured).
     """
     shares = [float(row[x]) for x in tokens]
     if shares[0] == 1:
