@@ -4,8 +4,9 @@
     python benchmarks/head_tables.py --data data --out runs --limit 1500 --threads 1
 
 Each run is `draftproof train eagle` in a folder of its own under --out, so a run that is there is not made again, and
-one that was stopped goes on. All learn the same examples, in the same order, for as many steps, and are measured on the
-same held-out prompts. Printed are the last measurement and the seconds a step, which machines and their load change.
+one that was stopped goes on. All take as many steps over the same examples and are measured on the same held-out
+prompts, but for fewer texts, of which fewer are held out (measure those with head_quality.py). Printed are the last
+measurement and the seconds a step, which machines and their load change.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ GROUPS: dict[str, dict[str, list[str]]] = {
     "ids it knows": {name: ["--draft-vocab-size", name] for name in ("2048", "4096", "16384", "full")},
     "MLP": {name: ["--intermediate-size", name] for name in ("384", "768", "3072")},
     "steps it is unrolled": {name: ["--ttt-steps", name] for name in ("1", "2", "3")},
+    "tokens of a step": {"2048": ["--batch-tokens", "2048"]},
+    "texts, for as many steps": {"375 of 1500, four times": ["--limit", "375", "--epochs", "4"]},
     "start": {name: ["--init", name] for name in ("layer", "random")},
     "labels": {"prompts, too": ["--labels", "all"]},
 }

@@ -338,12 +338,29 @@ def test_what_was_measured_of_a_drafter_counts_for_more_than_a_few_rounds():
     assert [known.of("head").share(n, 0, None) for n in range(3)] == pytest.approx([0.4, 0.3, 0.3])
     assert known.of("head").share(0, 1, None) == Record().of("head").share(0, 1, None), "of first choices alone"
     assert known.of("other").share(0, 0, None) == Record().of("other").share(0, 0, None)
+    assert Record(known={"head": [1.0]}).of("head").share(0, 0, None) == pytest.approx(0.8), "that is too good"
     steady, other = Record(known, steady=["head"]), Record(Record())
     for record, origin in ((steady, "head"), (other, "head")):
         for _ in range(4):
             record.add(stepped(1, 0, origin=origin, sure=0.6))
     assert steady.of("head").share(0, 0, None) > 0.2, "four refusals may be chance"
     assert other.of("head").share(0, 0, None) == pytest.approx(0.15, abs=0.02)
+
+
+def test_a_model_is_not_given_up_for_a_few_refusals():
+    """Its prior counts for more than a lookup's."""
+    shares = {}
+    for models in ([], ["model"]):
+        prior = Record(fade=0.998)
+        for _ in range(50):
+            prior.add(stepped(2, 1, sure=0.6))
+        controller = Cost(["model"], models, costs=Costs(4, {1: 1.0, 4: 1.0}, {"model": 0.01}), record=prior)
+        state = controller.init()
+        for _ in range(4):
+            controller.plan(state, Load(10, 100))
+            state = controller.update(state, stepped(1, 0, rows=2))
+        shares[bool(models)] = state.record.of("model").share(0, 0, None)
+    assert shares[True] > 1.3 * shares[False]
 
 
 def test_a_head_that_was_measured_drafts_after_some_refusals():

@@ -14,6 +14,7 @@ from draftproof.base import Chance, Context, Draft, Drafter, Key, Kind, Purpose,
 from draftproof.chance import PhiloxChance
 from draftproof.control import Fixed
 from draftproof.drafters import CombinedDrafter, ModelDrafter, NGramDrafter, NoDrafter, SuffixDrafter
+from draftproof.kernels.lazy import KernelChance, raw_law_of
 from draftproof.models.table import TableTarget, hashed_logits
 from draftproof.plan import Plan
 from draftproof.sampling import SamplingParams, law_of
@@ -96,25 +97,29 @@ def test_sessions_do_not_see_each_other(name: str):
 # -- models
 
 
-def test_coupled_tokens_come_true_as_often_as_they_are_said_to():
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("chance_of", [PhiloxChance, KernelChance])
+def test_coupled_tokens_come_true_as_often_as_they_are_said_to(temperature: float, chance_of):
     """A draft whose logits are the target's with errors of Gumbel's law: what is said of a token is its chance exactly,
-    but for the tokens that were not looked at. By classes of what was said, over all ranks."""
+    but for the tokens that were not looked at. By rank and class of what was said. 3000 rounds: .07 and three standard
+    errors, of fewer than 60 classes."""
     rng, size, hits = np.random.default_rng(1), 40, {}
-    draft = rng.gumbel(size=(4000, size)) * 2
-    for i, logits in enumerate(draft):
-        target = LAW(logits + rng.gumbel(size=size), [])
+    params = SamplingParams(temperature=temperature)
+    law = raw_law_of(params) if chance_of is KernelChance else law_of(params)
+    for i, logits in enumerate((rng.gumbel(size=(3000, size)) * 2).astype(np.float32)):
+        target = law((logits + rng.gumbel(size=size)).astype(np.float32), [])
         drafter = ModelDrafter(TableTarget(lambda history, at=logits: at, size), Kind.COUPLED)
-        session = drafter.open(Context(LAW, size, 100))
+        session = drafter.open(Context(law, size, 100, temperature=temperature))
         drafter.commit([session], [[0]])
-        chance = PhiloxChance(i)
+        chance = chance_of(i)
         [made] = drafter.propose([session], [Plan(1, (3,))], [chance])
         [choice] = chance.pick(target, token_key(1))
-        for token, said in zip(made.tokens, made.confidence, strict=True):
-            hits.setdefault(min(int(5 * said), 4), []).append((said, token == choice))
-    assert len(hits) == 5
+        for rank, (token, said) in enumerate(zip(made.tokens, made.confidence, strict=True)):
+            hits.setdefault((rank, min(int(5 * said), 4)), []).append((said, token == choice))
+    assert len(hits) >= 8
     for some in hits.values():
         said, came = np.mean(some, 0)
-        assert abs(said - came) < 0.05 + 3 * (came * (1 - came) / len(some)) ** 0.5
+        assert abs(said - came) < 0.07 + 3 * (max(came, 0.1) * (1 - came) / len(some)) ** 0.5
 
 
 def test_of_greedy_tokens_the_plain_probability_is_said():

@@ -373,3 +373,22 @@ def test_another_target_of_the_same_shape_is_told_or_refused_as_asked(folder, ta
     assert "tokenizer" in told[1]
     with pytest.raises(ValueError, match=r"^check: 'none' is not allowed"):
         load_head(folder, target, check="none")
+
+
+@pytest.mark.parametrize(
+    ("measured", "known"),
+    [
+        ({"overlap": [0.5, 0.4], "agreement": [0.45, 0.42, 0.3]}, (0.45, 0.4)),
+        ({"overlap": [1, 0], "agreement": [0.5, 0.5]}, (0.5, 0)),
+        ({}, ()),
+        ({"overlap": [0.5]}, ()),
+        ({"overlap": [0.5], "agreement": []}, ()),
+        ({"overlap": [True], "agreement": [0.5]}, ()),
+        ({"overlap": [float("nan")], "agreement": [0.5]}, ()),
+        ({"overlap": ["0.5"], "agreement": [0.5]}, ()),
+        ({"overlap": 0.5, "agreement": [0.5]}, ()),
+        ({"overlap": [1.5], "agreement": [0.5]}, ()),
+    ],
+)
+def test_what_was_measured_is_known_only_where_it_is_a_share(measured, known):
+    assert About(None, measured=measured).acceptance == known

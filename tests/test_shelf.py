@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftproof import LLM, SamplingParams
-from draftproof.models.eagle_files import read_head
+from draftproof.models.eagle_files import read_about, read_head
 from draftproof.models.shelf import SHELF, shelved, shipped_for
 
 MOST_BYTES = 20_000_000
@@ -36,6 +36,8 @@ def test_auto_drafts_for_the_embedded_model_with_its_head_and_says_the_same():
     assert llm.drafting.config.parts == ("suffix", "eagle3")
     if llm.claim != "bit-exact":
         pytest.skip("the matrix products of this machine change with the row count: same law only")
+    first = llm.drafting.controller(1.0).init().record.of("eagle").share(0, 0, None)
+    assert first == pytest.approx(read_about(SHELF / "smollm2-135m").acceptance[0]), "begins with what was measured"
     plain = llm.speculating({"method": "none"})
     head = llm.speculating({"method": "eagle3", "model": "smollm2-135m", "num_speculative_tokens": 3})
     talks = [[{"role": "user", "content": question}] for question in QUESTIONS]

@@ -913,7 +913,9 @@ def test_a_head_that_was_trained_before_is_gone_on_from(command, tmp_path, loade
     assert begun["overlap"] == pytest.approx(about.measured["overlap"], abs=0.01), "bfloat16 is all that is lost"
     now, told = load_head(tmp_path / "more" / "head", loaded)
     assert torch.equal(now.token_ids, was.token_ids)
-    assert told.training["init"] == str(first)
+    assert told.training["init"].startswith("head "), "no path of this machine"
+    assert run([*command, *more[:-1], f"{first}/", "--loss", "lk"]) == 0, "the same, spelled otherwise"
+    assert run([each for each in command if each not in ("--draft-vocab-size", "64")] + [*more, "--loss", "lk"]) == 0
     assert first.is_dir()
     capsys.readouterr()
     for change, why in (
@@ -921,11 +923,14 @@ def test_a_head_that_was_trained_before_is_gone_on_from(command, tmp_path, loade
         (("--draft-vocab-size", "full"), "draft_vocab_size: full is not allowed"),
         (("--intermediate-size", "7"), "intermediate_size: 7 is not allowed"),
         (("--init", str(tmp_path)), "or the folder of a head"),
+        (("--out", str(tmp_path / "head"), "--init", f"{first}/../head"), "is where --out writes its head"),
     ):
         assert run([*command, "--out", str(tmp_path / "other"), *more[2:], *change]) == 2
         assert why in capsys.readouterr().err.replace("\n", " ")
-    save_head(first, heads.make_head(7), heads.ABOUT)
+    was.config = replace(was.config, norm_before_residual=not was.config.norm_before_residual)
+    save_head(first, was, about)
     assert run([*command, *more, "--loss", "lk"]) == 2, "another head is there now"
+    assert "another first head" in capsys.readouterr().err
 
 
 def test_two_may_train_on_what_the_target_has_said(loaded, data, store):

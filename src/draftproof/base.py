@@ -315,6 +315,7 @@ class Context:
     vocab_size: int
     capacity: int  # tokens that the request may grow to
     target_session: Session = None  # for a drafter that reads what the target has cached
+    temperature: float = 1.0  # of the law; for what drafts are worth alone
 
 
 @runtime_checkable

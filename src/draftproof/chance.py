@@ -137,6 +137,7 @@ class PhiloxChance:
 
     def arrival(self, key: Key, token: int) -> float:
         """E of one id, as in `arrivals`."""
+        token = int(token)  # numpy's would overflow
         counter, group = self.counter(key), token // GROUP
         low, high, member, _ = _philox_once((group | 1 << 31, *counter), self._key)
         first = -math.log(_unit_once(low, high)) / GROUP

@@ -53,7 +53,7 @@ def decode(
     history = list(prompt)
     capacity = len(prompt) + output.limit
     session = target.open(capacity)
-    guide = drafter.open(Context(law, target.vocab_size, capacity, session))
+    guide = drafter.open(Context(law, target.vocab_size, capacity, session, output.params.temperature))
     for at in range(0, len(prompt) - 1, PIECE):  # the last prompt token is the first pending one
         piece = prompt[at : min(at + PIECE, len(prompt) - 1)]
         [scores] = target.forward([Feed(session, tuple(piece), want=wanted_of_prompt(output, prompt, at, len(piece)))])

@@ -148,7 +148,8 @@ class Seats:
     def context(self, seat: Seat) -> Context:
         """What the seat's drafter may know."""
         request = seat.request
-        return Context(request.law, self._target.vocab_size, request.capacity, seat.session)
+        temperature = request.output.params.temperature
+        return Context(request.law, self._target.vocab_size, request.capacity, seat.session, temperature)
 
     def missing(self, seat: Seat) -> int:
         """Committed tokens that are not cached: 1 while it decodes."""

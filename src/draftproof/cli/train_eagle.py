@@ -38,7 +38,10 @@ def eagle(
     ],
     out: Annotated[Path, _Option(help="Folder for the head, its checkpoint and its log; gone on with if it is there.")],
     target: Model = "smollm2-135m",
-    draft_vocab_size: Annotated[str, _Option(help="Ids that the head knows, the most frequent, or full.")] = "8192",
+    draft_vocab_size: Annotated[
+        str | None,
+        _Option(help="Ids that the head knows, the most frequent, or full. Default: 8192, or those of --init."),
+    ] = None,
     intermediate_size: Annotated[int | None, _Option(help="Of its MLP. Default: the target's.")] = None,
     init: Annotated[
         str,
@@ -86,7 +89,7 @@ def eagle(
 
     settings = _named(
         Settings,
-        draft_vocab_size=_ids(draft_vocab_size),
+        draft_vocab_size=_ids(draft_vocab_size, init),
         intermediate_size=intermediate_size,
         init=init,
         freeze_head=freeze_head,
@@ -179,7 +182,8 @@ def _train(
         tell("stopped; what the target has read is kept")
         return "signal"
     training = learned(sides.training, settings.labels)
-    made = asdict(settings) | {"data": [source.name for source in sources]} | sizes_of(training)
+    start = settings.init if begun is None else f"head {identity['first head'][:12]}"  # no path of this machine
+    made = asdict(settings) | {"init": start, "data": [source.name for source in sources]} | sizes_of(training)
     about = About(name, _architectures(loaded), settings.ttt_steps, fingerprint, made)
     del loaded, target_head  # of the target, no more is needed than its embeddings and some rows of its head
     material = Material(training, sides.held_out, stores().of, identity)
@@ -240,12 +244,17 @@ def _named(make: Callable[..., Settings], **given: Any) -> Settings:
         raise ValueError(f"--{name.replace('_', '-')}:{why}") from None
 
 
-def _ids(given: str) -> int | None:
+def _ids(given: str | None, init: str) -> int | None:
     """--draft-vocab-size.
 
-    >>> _ids("8192"), _ids("full")
-    (8192, None)
+    >>> _ids("4096", "target"), _ids("full", "target"), _ids(None, "target")
+    (4096, None, 8192)
     """
+    if given is None:
+        from ..models.eagle_files import config_of
+        from ..speculation import is_head
+
+        return config_of(Path(init).expanduser())["draft_vocab_size"] if is_head(init) else 8192
     if given == "full":
         return None
     if not given.isascii() or not given.isdigit():
@@ -270,6 +279,8 @@ def _check_out(out: Path, settings: Settings) -> None:
         require_replaceable(out / HEAD)
     except ValueError as error:
         raise ValueError(f"--out: {out / HEAD} must be a head's, or not there: {error}") from None
+    if not settings.begins_anew and Path(settings.init).expanduser().resolve() == (out / HEAD).resolve():
+        raise ValueError(f"--init: {settings.init!r} is where --out writes its head; give --out another folder")
     if (there := read_checkpoint(out)) is not None:
         require_same(settings, there.settings)
 

@@ -28,7 +28,7 @@ _WORTH = 2  # times what the reading of a text costs its drafts must be expected
 _NODES = 23  # most of them: with the committed token's row three times eight
 _PLENTY = 1.25  # drafters that promise less may lose no more than they brought before and an allowance:
 _ALLOWANCE = 0.02  # tokens a round. So no answer, however short, is much slower than plain decoding
-_GRANT = 0.5  # tokens more, for models: how well they do hardly depends on the text
+_GRANT = 0.5  # tokens more, where a model promises most: how well it does hardly depends on the text
 _SOON = 64  # tokens that an answer is taken to go on for, or as many as it has; less, where it may not
 
 
@@ -115,17 +115,17 @@ class Cost:
         why = f"{best}: expected {gains[best]:.2f}x"
         widths = self._widths
         if gains[best] < _PLENTY:
-            nodes, widths = self._affordable(state, terms, awake)
+            nodes, widths = self._affordable(state, terms, awake, best)
         if nodes == 0:
             return Plan(why=f"off: {best} brought too little yet to risk a round on {gains[best]:.2f}x")
         state.terms, state.asked = terms, frozenset(awake)
         return Plan(plan.depth, widths, nodes, state.asked, terms, why)
 
-    def _affordable(self, state: _State, terms: Terms, awake: Sequence[str]) -> tuple[int, tuple[int, ...]]:
+    def _affordable(self, state: _State, terms: Terms, awake: Sequence[str], best: str) -> tuple[int, tuple[int, ...]]:
         """Nodes that may all be refused without losing more than was brought before, and how wide they may stand: as a
         chain where that allows more of them than a tree, whose leaves cost."""
         level = sum(terms.levels.get(origin, 0.0) for origin in awake)
-        purse = self._purse(state, awake)
+        purse = self._purse(state, best)
 
         def most(leaves: int | None) -> int:
             lost = (_lost(terms, n, leaves or n, n * level) for n in range(len(terms.rounds)))
@@ -134,10 +134,9 @@ class Cost:
         chain, tree = most(1), most(None)
         return (chain, ()) if chain > tree else (tree, self._widths)
 
-    def _purse(self, state: _State, origins: Sequence[str]) -> float:
-        """Tokens that may be lost: those that drafting brought, and an allowance."""
-        grant = 0.0 if self._models.isdisjoint(origins) else _GRANT
-        return state.ahead + grant + _ALLOWANCE * (state.rounds + 1)
+    def _purse(self, state: _State, origin: str) -> float:
+        """Tokens that may be lost if `origin` promises most: those that drafting brought, and an allowance."""
+        return state.ahead + _GRANT * (origin in self._models) + _ALLOWANCE * (state.rounds + 1)
 
     def _gains(self, state: _State, terms: Terms, plan: Plan, load: Load) -> dict[str, float]:
         """What each drafter is expected to bring, against plain decoding. It changes slowly: not asked every round, but
@@ -156,10 +155,10 @@ class Cost:
         return terms.base * self._costs.reading(origin, tokens) / terms.rounds[0] if tokens > _SHORT else 0.0
 
     def _may_read(self, state: _State, terms: Terms, load: Load, origin: str) -> bool:
-        """Whether a draft model may read what it lacks: if that is expected to pay, and, where little is promised, was
-        earned before."""
+        """Whether a draft model may read what it lacks: if that is expected to pay, and, where little is promised, may
+        be lost."""
         fee = state.fees[origin]
-        if state.gains[origin] < _PLENTY and fee > max(self._purse(state, [origin]), 0.0):
+        if state.gains[origin] < _PLENTY and fee > max(self._purse(state, origin), 0.0):
             return False
         return _WORTH * fee <= self._hoped(state, terms, load, origin)
 

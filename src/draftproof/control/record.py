@@ -13,6 +13,7 @@ RANKS, LEVELS = len(UNSEEN), 3  # that are told apart; later ones count with the
 _CENTRES = (0.05, 0.12, 0.22, 0.4, 0.6, 0.78, 0.9, 0.97)  # of the classes: what a drafter's word counts for at first
 _WEIGHT = 4.0  # observations that a prior counts as
 _STEADY = 12.0  # of one that does about as well on any text
+_BELIEVED = 0.8  # at most of what others measured
 
 Place = tuple[str, int, int, int | None]
 """Origin, level, rank and class of confidence; None: all classes together."""
@@ -66,7 +67,7 @@ class Record:
         if self._prior is not None:
             return self._prior.share(place)
         if rank == 0 and each is None and (known := self._known.get(origin)):
-            return known[min(level, len(known) - 1)]
+            return min(known[min(level, len(known) - 1)], _BELIEVED)
         if level > 0:
             return self.share((origin, level - 1, rank, each))
         return UNSEEN[rank] if each is None else _CENTRES[each]

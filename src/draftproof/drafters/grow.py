@@ -7,6 +7,7 @@ replacement, each with the law that it was drawn from. Nodes that share a path s
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -21,7 +22,7 @@ from ..trees import path_to
 from .outlook import worthwhile
 from .worth import trusted
 
-_PACE = 4.0  # of all tokens that were not picked, for each unit of their mass, as measured over a head's laws
+_PACE = 4.0  # of all tokens that were not picked, from T = 1 on, for each unit of their mass (docs/decisions/0014)
 
 
 @dataclass(slots=True)
@@ -147,22 +148,39 @@ def _draw(each: Growing, parent: int, row: Any, level: int, logits: np.ndarray) 
 def _likely(each: Growing, row: Any, key: Key, tokens: Sequence[int], logits: np.ndarray) -> list[float]:
     """How likely each of the children is the target's choice, if the target's logits are the draft's with errors.
 
-    Errors of Gumbel's law make argmax(logits + noise) fall on a token with the probability that softmax(draft logits +
-    noise) gives it: for noise that is shared the share of w/E, a token's pace in the race, in that of all; for a greedy
-    law, whose noise does not count, its plain probability (docs/decisions/0014, with what was measured).
+    With noise G = −log E the choice is argmax(logits + T·G). Errors of Gumbel's law make it fall on a token with the
+    probability that softmax(draft logits + T·G) gives it; for a greedy law T is 0 (docs/decisions/0014).
     """
-    shares = [float(row[x]) for x in tokens]
-    if shares[0] == 1:
-        return [_softmax(logits, x) for x in tokens]
-    left = max(1 - sum(shares), 0.0)
+    if float(row[tokens[0]]) == 1:
+        return _softmax(logits, tokens)
     if each.kind is Kind.COUPLED and isinstance(each.chance, Timed):
-        paces = [share / each.chance.arrival(key, x) for x, share in zip(tokens, shares, strict=True)]
-        whole = sum(paces) + _PACE * left
-        return [pace / whole for pace in paces]
+        temperature = each.context.temperature
+        shares = [float(row[x]) for x in tokens] if temperature == 1 else _softmax(logits, tokens)
+        return _by_pace(shares, [each.chance.arrival(key, x) for x in tokens], temperature)
     # draws of the draft's own: laws that are alike match more often than a token's own chance says; and a later
     # sibling can only be what the earlier ones are not, whose mass says more than its own
+    shares = [float(row[x]) for x in tokens]
     before = itertools.accumulate(shares[:-1], initial=0.0)
     return [max(1 - mass, 0.0) / 2 if rank else min(shares[0], 1.0) ** 0.5 for rank, mass in enumerate(before)]
+
+
+def _by_pace(shares: Sequence[float], arrivals: Sequence[float], temperature: float) -> list[float]:
+    """The part of each of some tokens in Σ q·E^−T over all tokens, of the others of which the mass alone is known.
+
+    shares: their probabilities q at temperature 1. arrivals: their E.
+
+    >>> [round(part, 3) for part in _by_pace([0.5, 0.25], [0.5, 2.0], 1.0)]
+    [0.471, 0.059]
+    """
+    paces = [_log(share) - temperature * _log(time) for share, time in zip(shares, arrivals, strict=True)]
+    others = _log(1 - sum(shares)) + min(temperature, 1) * _log(_PACE)
+    most = max(others, *paces)
+    parts = [np.exp(pace - most) for pace in (*paces, others)]
+    return [float(part / sum(parts)) for part in parts[:-1]]
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
 
 
 def _liked_best(chance: Chance, row: Any, key: Key, most: int) -> list[int]:
@@ -175,12 +193,11 @@ def _liked_best(chance: Chance, row: Any, key: Key, most: int) -> list[int]:
         return list(chance.pick(row, key, min(most, int(np.count_nonzero(np.asarray(row))))))
 
 
-def _softmax(logits: np.ndarray, token: int) -> float:
-    """The probability of a token before a law made it certain: 0 of one that a head does not know."""
-    if logits[token] == -np.inf:
-        return 0.0
+def _softmax(logits: np.ndarray, tokens: Sequence[int]) -> list[float]:
+    """The probabilities of tokens before a law changed them: 0 of one that a head does not know."""
     row = logits.astype(np.float32)
-    return float(1 / np.exp(np.minimum(row - row[token], 80)).sum())
+    weights = np.exp(row - row.max())
+    return [float(weights[x] / weights.sum()) for x in tokens]
 
 
 def _distinct(each: Growing, law: Any, level: int, most: int) -> list[tuple[int, Any]]:

@@ -55,7 +55,7 @@ class About:
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """Of each drafted token, given the one before it, on texts it had not seen; empty where nobody measured it."""
+        """Of each drafted token on texts it had not seen, over all places; empty where nobody measured it."""
         kinds = [self.measured.get(name) for name in ("overlap", "agreement")]
         if not all(isinstance(shares, list) and all(_is_share(share) for share in shares) for shares in kinds):
             return ()
@@ -63,7 +63,7 @@ class About:
 
 
 def _is_share(value: Any) -> bool:
-    return isinstance(value, (int, float)) and 0 <= value <= 1
+    return type(value) in (int, float) and 0 <= value <= 1
 
 
 def as_json(config: EagleConfig, about: About) -> dict[str, Any]:

@@ -180,8 +180,7 @@ def identity_of(
 ) -> dict[str, str]:
     """What a run is for and on: it is gone on with only if that is the same. dtype: the target's, as torch names it.
     head: that it began with, before a step of it was made."""
-    weights = () if head is None else head.state_dict().values()
-    start = {} if head is None else {"first head": hashlib.sha256(b"".join(map(_bytes, weights))).hexdigest()}
+    start = {} if head is None else {"first head": _digest(head)}
     return start | {
         "target": " ".join(fingerprint.get(name, "") for name in ("weights", "config")),
         "dtype": dtype,
@@ -190,8 +189,12 @@ def identity_of(
     }
 
 
-def _bytes(weight: torch.Tensor) -> bytes:
-    return weight.detach().cpu().numpy().tobytes()
+def _digest(head: EagleHead) -> str:
+    found = hashlib.sha256(repr(head.config).encode())
+    for name, weight in head.state_dict().items():
+        found.update(f"{name} {tuple(weight.shape)}".encode())
+        found.update(weight.detach().cpu().numpy())
+    return found.hexdigest()
 
 
 def require_made_by(fingerprint: Mapping[str, str], manifest: Mapping[str, Any], tell: Tell) -> None:

@@ -94,6 +94,8 @@ def require_same(now: Settings, then: Mapping[str, Any]) -> None:
     not yet when that began was what is now its default."""
     ours, then = asdict(now), asdict(Settings()) | dict(then)
     names = [field.name for field in fields(Settings) if field.name not in _FREE]
+    if not now.begins_anew and then["init"] not in INITS:  # which head it was, the run's identity knows
+        names.remove("init")
     differ = [f"{name} was {then[name]!r} and is {ours[name]!r}" for name in names if then[name] != ours[name]]
     if differ:
         raise ValueError(f"out: the run there has other settings ({'; '.join(differ)}); give these, or another folder")
