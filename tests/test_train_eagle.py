@@ -919,10 +919,12 @@ def test_a_head_that_was_trained_before_is_gone_on_from(command, tmp_path, loade
     assert first.is_dir()
     capsys.readouterr()
     for change, why in (
-        (("--draft-vocab-size", "65"), "draft_vocab_size: 65 is not allowed"),
-        (("--draft-vocab-size", "full"), "draft_vocab_size: full is not allowed"),
-        (("--intermediate-size", "7"), "intermediate_size: 7 is not allowed"),
-        (("--init", str(tmp_path)), "or the folder of a head"),
+        (("--draft-vocab-size", "65"), "--draft-vocab-size: 65 is not allowed"),
+        (("--draft-vocab-size", "full"), "--draft-vocab-size: full is not allowed"),
+        (("--intermediate-size", "7"), "--intermediate-size: 7 is not allowed"),
+        (("--init", str(tmp_path / "head")), f"holds no config.json; did you mean '{first}'?"),
+        (("--init", "nosuch/head"), "there is no folder 'nosuch/head'"),
+        (("--init", command[3]), "(it is a model's)"),
         (("--out", str(tmp_path / "head"), "--init", f"{first}/../head"), "is where --out writes its head"),
     ):
         assert run([*command, "--out", str(tmp_path / "other"), *more[2:], *change]) == 2

@@ -45,7 +45,9 @@ def eagle(
     intermediate_size: Annotated[int | None, _Option(help="Of its MLP. Default: the target's.")] = None,
     init: Annotated[
         str,
-        _Option(help="target (start from its output layer), layer (its last layer too), random, or a head's folder."),
+        _Option(
+            help="target (start from its output layer), layer (its last layer too), random, or a head to go on from."
+        ),
     ] = "target",
     freeze_head: Annotated[bool, _Option("--freeze-head", help="Leave the output layer as it is.")] = False,
     ttt_steps: Annotated[int, _Option(help="Tokens that it learns to draft on its own.")] = 4,
@@ -87,6 +89,7 @@ def eagle(
     """
     from ..train.settings import Settings
 
+    init = _start(init)
     settings = _named(
         Settings,
         draft_vocab_size=_ids(draft_vocab_size, init),
@@ -194,7 +197,8 @@ def _train(
         watch = Watch(tell, _Shown(bar, tell, "steps").show, stopped, keeper.keep)
         outcome = fit(objective, material, settings, out, watch, accelerator)
     if outcome.best is not None:
-        tell(f"after {outcome.step} of {outcome.steps} steps ({_HOW[outcome.how]}): best held out {outcome.best}")
+        when = f"at step {outcome.best_step}" if outcome.best_step else "at the start: nothing better came"
+        tell(f"after {outcome.step} of {outcome.steps} steps ({_HOW[outcome.how]}): best {when}: {outcome.best}")
     tell(f"the head is in {out / HEAD}: use it with --draft eagle3:{out / HEAD}")
     return outcome.how
 
@@ -242,6 +246,25 @@ def _named(make: Callable[..., Settings], **given: Any) -> Settings:
     except ValueError as error:
         name, _, why = str(error).partition(":")
         raise ValueError(f"--{name.replace('_', '-')}:{why}") from None
+
+
+def _start(init: str) -> str:
+    """--init, a head's name or folder as its folder. ValueError: it is none."""
+    from ..models.eagle_files import config_of
+    from ..models.shelf import SHELF, shelved
+    from ..speculation import is_head
+    from ..train.settings import INITS
+
+    if init in INITS or is_head(init):
+        return init
+    if init in shelved():
+        return str(SHELF / init)
+    known = f"{', '.join(INITS)}, {', '.join(shelved())} or a head's folder"
+    try:
+        config_of(Path(init).expanduser())
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"--init: {init!r} is not allowed; give {known} ({error})") from None
+    raise ValueError(f"--init: {init!r} is not allowed; give {known} (it is a model's)")
 
 
 def _ids(given: str | None, init: str) -> int | None:

@@ -226,7 +226,9 @@ def config_of(folder: Path) -> dict[str, Any]:
         raise ValueError(f"head: there is no folder {str(folder)!r}")
     file = folder / CONFIG
     if not file.is_file():
-        raise ValueError(f"head: folder {str(folder)!r} holds no {CONFIG}")
+        inside = next((each.parent for each in sorted(folder.glob(f"*/{CONFIG}"))), None)
+        hint = "" if inside is None else f"; did you mean {str(inside)!r}?"
+        raise ValueError(f"head: folder {str(folder)!r} holds no {CONFIG}{hint}")
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

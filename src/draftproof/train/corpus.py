@@ -132,8 +132,9 @@ def resumed(folder: Path, manifest: Mapping[str, Any], tasks: Sequence[Task]) ->
             raise ValueError(f"{file}: there is no {MANIFEST} beside it; {_REMEDY}")
         return [], 0.0
     was = read_manifest(folder)
-    for name, old, new in _differences(was, manifest):
-        raise ValueError(f"{folder / MANIFEST}: it was made with {name} {old!r}, now it is {new!r}; {_REMEDY}")
+    if differ := [f"{name} {old!r}, now it is {new!r}" for name, old, new in _differences(was, manifest)]:
+        chosen = [each for each in differ if each.startswith("recipe ")] or differ[:1]  # of which the others follow
+        raise ValueError(f"{folder / MANIFEST}: it was made with {', '.join(chosen)}; {_REMEDY}")
     _cut(file)
     examples = [example for _, example in _examples(file, len(tasks))] if file.exists() else []
     for example in examples:

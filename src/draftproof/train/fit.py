@@ -59,12 +59,14 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """how: end, patience, minutes or signal. best: None if no measurement of this version has been made."""
+    """how: end, patience, minutes or signal. best, best_step: the best measurement and when it was made, None if none of
+    this version has been."""
 
     how: str
     step: int
     steps: int
     best: Quality | None
+    best_step: int = 0
 
 
 def schedule(material: Material, settings: Settings, processes: int) -> list[list[list[int]]]:
@@ -190,7 +192,8 @@ class _Run:
         return self.outcome("end", step)
 
     def outcome(self, how: str, step: int) -> Outcome:
-        return Outcome(how, step, len(self.steps), None if self.best is None else self.best.quality)
+        found = (None, 0) if self.best is None else (self.best.quality, self.best.step)
+        return Outcome(how, step, len(self.steps), *found)
 
     def remember(self, first: Checkpoint) -> None:
         """The best head so far, which is written down again: OUT may have lost it, or have a later one."""

@@ -60,9 +60,7 @@ class Settings:
         if self.ttt_steps > _MOST_STEPS:
             raise ValueError(f"ttt_steps: {self.ttt_steps} is not allowed; it must be in 1 .. {_MOST_STEPS}")
         if not self.begins_anew and not is_head(self.init):
-            raise ValueError(
-                f"init: {self.init!r} is not allowed; it must be one of {', '.join(INITS)}, or the folder of a head"
-            )
+            raise ValueError(f"init: {self.init!r} is neither {', '.join(INITS)} nor the folder of a head")
         if self.labels not in LABELS:
             raise ValueError(f"labels: {self.labels!r} is not allowed; it must be one of {', '.join(LABELS)}")
         if not 0 <= self.muon_lr < float("inf"):

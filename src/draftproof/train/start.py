@@ -71,11 +71,14 @@ def trained_before(loaded: Loaded, fingerprint: Mapping[str, str], settings: Set
         raise ValueError(f"init: {settings.init!r} has embeddings of its own, which are not trained; give another head")
     known, asked = len(head.token_ids), settings.draft_vocab_size
     if known != (head.config.layer.vocab_size if asked is None else asked):
-        raise ValueError(f"draft_vocab_size: {asked or 'full'} is not allowed; {settings.init!r} knows {known} ids")
+        raise ValueError(
+            f"--draft-vocab-size: {asked or 'full'} is not allowed; {settings.init!r} knows {known} ids (leave it out)"
+        )
     inside = head.config.layer.intermediate_size
     if settings.intermediate_size not in (None, inside):
         raise ValueError(
-            f"intermediate_size: {settings.intermediate_size} is not allowed; that of {settings.init!r} is {inside}"
+            f"--intermediate-size: {settings.intermediate_size} is not allowed; that of {settings.init!r} is {inside} "
+            "(leave it out)"
         )
     tell(f"it goes on from {settings.init}")
     return head.float().requires_grad_(True)
