@@ -59,8 +59,8 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """how: end, patience, minutes or signal. best, best_step: the best measurement and when it was made, None if none of
-    this version has been."""
+    """how: end, patience, minutes or signal. best, best_step: the best measurement, None if there is none of this
+    version, and when it was made."""
 
     how: str
     step: int
