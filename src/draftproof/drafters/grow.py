@@ -197,7 +197,8 @@ def _softmax(logits: np.ndarray, tokens: Sequence[int]) -> list[float]:
     """The probabilities of tokens before a law changed them: 0 of one that a head does not know."""
     row = logits.astype(np.float32)
     weights = np.exp(row - row.max())
-    return [float(weights[x] / weights.sum()) for x in tokens]
+    whole = weights.sum()
+    return [float(weights[x] / whole) for x in tokens]
 
 
 def _distinct(each: Growing, law: Any, level: int, most: int) -> list[tuple[int, Any]]:
